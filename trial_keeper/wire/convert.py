@@ -1,0 +1,193 @@
+"""Messages to protobuf and back. The only module that touches generated code."""
+
+from collections.abc import Iterable
+
+from trial_keeper.wire import messages as m
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.v1 import keeper_pb2 as pb
+
+
+class MessageInvalid(ValueError):
+    """The peer sent something that this version of the protocol cannot mean."""
+
+
+_STREAM_TO_PB: dict[m.Stream, pb.Stream.ValueType] = {
+    m.Stream.METRICS: pb.STREAM_METRICS,
+    m.Stream.STDOUT: pb.STREAM_STDOUT,
+    m.Stream.STDERR: pb.STREAM_STDERR,
+    m.Stream.KEEPER: pb.STREAM_KEEPER,
+}
+_STREAM_FROM_PB = {number: stream for stream, number in _STREAM_TO_PB.items()}
+
+
+def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
+    """The protobuf form of what a keeper says."""
+    match message:
+        case m.Chunk():
+            return pb.ConnectRequest(
+                chunk=pb.Chunk(
+                    key=_key_to_pb(message.key),
+                    stream=_STREAM_TO_PB[message.stream],
+                    offset=message.offset,
+                    data=message.data,
+                )
+            )
+        case m.Hello():
+            return pb.ConnectRequest(
+                hello=pb.Hello(
+                    version=message.version,
+                    experiment_id=message.experiment_id,
+                    job_id=message.job_id,
+                    task=message.task,
+                    attempts=[_key_to_pb(key) for key in message.attempts],
+                )
+            )
+        case m.TrialStarted():
+            return pb.ConnectRequest(
+                trial_started=pb.TrialStarted(key=_key_to_pb(message.key), started_at_s=message.started_at_s)
+            )
+        case m.TrialEnded():
+            return pb.ConnectRequest(
+                trial_ended=pb.TrialEnded(
+                    key=_key_to_pb(message.key),
+                    reason=message.reason.value,
+                    exit_code=message.exit_code,
+                    started_at_s=message.started_at_s,
+                    ended_at_s=message.ended_at_s,
+                    final_sizes=_offsets_to_pb(message.final_sizes),
+                    message=message.message,
+                )
+            )
+        case m.Usage():
+            return pb.ConnectRequest(
+                usage=pb.Usage(
+                    key=_key_to_pb(message.key), cpu_percent=message.cpu_percent, rss_bytes=message.rss_bytes
+                )
+            )
+        case m.Idle():
+            return pb.ConnectRequest(idle=pb.Idle())
+
+
+def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
+    """What the keeper said.
+
+    Raises:
+        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder.
+    """
+    match request.WhichOneof("message"):
+        case "chunk":
+            chunk = request.chunk
+            return m.Chunk(_key_from_pb(chunk.key), _stream_from_pb(chunk.stream), chunk.offset, chunk.data)
+        case "hello":
+            hello = request.hello
+            return m.Hello(
+                hello.version,
+                hello.experiment_id,
+                hello.job_id,
+                hello.task,
+                tuple(_key_from_pb(key) for key in hello.attempts),
+            )
+        case "trial_started":
+            started = request.trial_started
+            return m.TrialStarted(_key_from_pb(started.key), started.started_at_s)
+        case "trial_ended":
+            ended = request.trial_ended
+            return m.TrialEnded(
+                key=_key_from_pb(ended.key),
+                reason=_reason_from(ended.reason),
+                exit_code=ended.exit_code,
+                started_at_s=ended.started_at_s,
+                ended_at_s=ended.ended_at_s,
+                final_sizes=_offsets_from_pb(ended.final_sizes),
+                message=ended.message,
+            )
+        case "usage":
+            usage = request.usage
+            return m.Usage(_key_from_pb(usage.key), usage.cpu_percent, usage.rss_bytes)
+        case "idle":
+            return m.Idle()
+        case _:
+            raise MessageInvalid("cannot read a keeper's message: it holds no message that this version knows")
+
+
+def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
+    """The protobuf form of what the manager says."""
+    match message:
+        case m.Durable():
+            return pb.ConnectResponse(durable=pb.Durable(attempt=_attempt_to_pb(message.attempt)))
+        case m.Welcome():
+            return pb.ConnectResponse(
+                welcome=pb.Welcome(
+                    version=message.version, attempts=[_attempt_to_pb(attempt) for attempt in message.attempts]
+                )
+            )
+        case m.RunTrial():
+            return pb.ConnectResponse(run_trial=pb.RunTrial(trial_id=message.trial_id))
+        case m.StopTrial():
+            return pb.ConnectResponse(
+                stop_trial=pb.StopTrial(trial_id=message.trial_id, reason=message.reason.value)
+            )
+        case m.Leave():
+            return pb.ConnectResponse(leave=pb.Leave(reason=message.reason))
+
+
+def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
+    """What the manager said.
+
+    Raises:
+        MessageInvalid: no known message, an unknown stream or reason.
+    """
+    match response.WhichOneof("message"):
+        case "durable":
+            return m.Durable(_attempt_from_pb(response.durable.attempt))
+        case "welcome":
+            welcome = response.welcome
+            return m.Welcome(welcome.version, tuple(_attempt_from_pb(attempt) for attempt in welcome.attempts))
+        case "run_trial":
+            return m.RunTrial(response.run_trial.trial_id)
+        case "stop_trial":
+            return m.StopTrial(response.stop_trial.trial_id, _reason_from(response.stop_trial.reason))
+        case "leave":
+            return m.Leave(response.leave.reason)
+        case _:
+            raise MessageInvalid("cannot read a manager's message: it holds no message that this version knows")
+
+
+def _key_to_pb(key: m.AttemptKey) -> pb.AttemptKey:
+    return pb.AttemptKey(trial_id=key.trial_id, attempt=key.attempt, task=key.task)
+
+
+def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
+    return m.AttemptKey(key.trial_id, key.attempt, key.task)
+
+
+def _offsets_to_pb(offsets: m.Offsets) -> list[pb.StreamOffset]:
+    return [pb.StreamOffset(stream=_STREAM_TO_PB[stream], offset=offset) for stream, offset in offsets.items()]
+
+
+def _offsets_from_pb(offsets: Iterable[pb.StreamOffset]) -> dict[m.Stream, int]:
+    return {_stream_from_pb(entry.stream): entry.offset for entry in offsets}
+
+
+def _attempt_to_pb(attempt: m.AttemptOffsets) -> pb.AttemptOffsets:
+    return pb.AttemptOffsets(
+        key=_key_to_pb(attempt.key), offsets=_offsets_to_pb(attempt.offsets), closed=attempt.closed
+    )
+
+
+def _attempt_from_pb(attempt: pb.AttemptOffsets) -> m.AttemptOffsets:
+    return m.AttemptOffsets(_key_from_pb(attempt.key), _offsets_from_pb(attempt.offsets), attempt.closed)
+
+
+def _stream_from_pb(number: int) -> m.Stream:
+    stream = _STREAM_FROM_PB.get(number)  # type: ignore[call-overload]
+    if stream is None:
+        raise MessageInvalid(f"cannot read a message: stream {number} is unknown to this version")
+    return stream
+
+
+def _reason_from(word: str) -> ExitReason:
+    try:
+        return ExitReason(word)
+    except ValueError as error:
+        raise MessageInvalid(f"cannot read a message: reason {word!r} is unknown to this version") from error

@@ -1,0 +1,145 @@
+"""The messages between keeper and manager, as the rest of the code sees them.
+
+Each class has a twin of the same name in proto/trial_keeper/wire/v1/keeper.proto; `convert` is the only place that knows both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from trial_keeper.wire.reasons import ExitReason
+
+
+class Stream(Enum):
+    """An append-only file of an attempt. The value is the word that files, tables and command lines use."""
+
+    METRICS = "metrics"
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    KEEPER = "keeper"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKey:
+    """One start of a trial's command in one task. Attempts count from 0."""
+
+    trial_id: str
+    attempt: int
+    task: str
+
+    def __str__(self) -> str:
+        return f"{self.trial_id}/{self.attempt}/{self.task}"
+
+
+Offsets = Mapping[Stream, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The keeper's first message: who it is and which attempts it still has to deliver."""
+
+    version: str
+    experiment_id: str
+    job_id: str
+    task: str
+    attempts: tuple[AttemptKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStarted:
+    """The attempt's command runs. Time in seconds since the epoch, by the keeper's clock."""
+
+    key: AttemptKey
+    started_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of one stream, beginning at `offset`."""
+
+    key: AttemptKey
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnded:
+    """How an attempt ended. It is also what exit.json holds.
+
+    `exit_code` is the command's, 128+n for signal n, or one of `trial_keeper.exit_codes` when it never ran. `final_sizes` has
+    every replicated stream; bytes that a stray process appends later do not count. `message` holds the last lines of stderr,
+    or the keeper's own words.
+    """
+
+    key: AttemptKey
+    reason: ExitReason
+    exit_code: int
+    started_at_s: float
+    ended_at_s: float
+    final_sizes: Offsets = field(default_factory=dict)
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the trial's process tree uses at present. `cpu_percent` is of one core."""
+
+    key: AttemptKey
+    cpu_percent: float
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The keeper has no trial to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOffsets:
+    """What the manager durably has of an attempt. `closed`: nothing about it needs to be sent again."""
+
+    key: AttemptKey
+    offsets: Offsets
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The manager's answer to Hello: from where to go on."""
+
+    version: str
+    attempts: tuple[AttemptOffsets, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrial:
+    """Run this trial; everything about it is in the workspace."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopTrial:
+    """Stop this trial; the reason is on record before any signal is sent."""
+
+    trial_id: str
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """Everything before these offsets survives the manager's death."""
+
+    attempt: AttemptOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Nothing more to do here: the keeper ends."""
+
+    reason: str
+
+
+KeeperMessage = Hello | TrialStarted | Chunk | TrialEnded | Usage | Idle
+ManagerMessage = Welcome | RunTrial | StopTrial | Durable | Leave

@@ -1,0 +1,37 @@
+"""The version rule: keeper and manager agree in the first two numbers.
+
+Source: the version check policy of NNI's page on OpenPAI.
+"""
+
+from packaging.version import InvalidVersion, Version
+
+# Managers older than this accept any keeper.
+FIRST_CHECKING_RELEASE = (0, 6)
+
+
+def versions_agree(manager: str, keeper: str) -> bool:
+    """Whether this keeper may serve this manager.
+
+    Compared as numbers: 2.10 is not 2.1. A version that PyPI could not have given agrees only with itself.
+    """
+    if manager == keeper:
+        return True
+    try:
+        wanted, present = _first_two(manager), _first_two(keeper)
+    except InvalidVersion:
+        return False
+    return wanted < FIRST_CHECKING_RELEASE or wanted == present
+
+
+def _first_two(version: str) -> tuple[int, int]:
+    parsed = Version(version)
+    return parsed.major, parsed.minor
+
+
+def mismatch_message(manager: str, keeper: str) -> str:
+    """The sentence that trial, log, nnictl and web page show; it ends with the remedy."""
+    return (
+        f"cannot run: manager is version {manager} and keeper is version {keeper}, which differ in the first two numbers; "
+        f"install trial-keeper {manager} where the trial runs (pip install 'trial-keeper=={manager}'), "
+        "or set versionCheck: false to run all the same"
+    )

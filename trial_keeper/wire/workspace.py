@@ -1,0 +1,290 @@
+"""Every path in a workspace, and the documents that lie there.
+
+    <mount>/<experiment id>/
+        manager.json                        written by the manager: its version and addresses
+        run.sh                              what a job runs
+        trials/<trial id>/
+            trial.json, parameter.cfg       written by the manager
+            attempts/<n>/<task>/            written by one keeper; the trial's NNI_SYS_DIR
+                parameter.cfg, .nni/metrics, exit.json
+                output/{stdout, stderr, trial.log}
+
+Manager and keeper see the same tree under different mount points, so a `Workspace` is made from the root as its side sees it.
+"""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+# An id names a folder, so it can hold nothing that leads out of one.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+class DocumentInvalid(ValueError):
+    """A document in the workspace is missing a field or is not what its name says."""
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether the name can be one folder of a workspace, and no more than one."""
+    return _SAFE_NAME.fullmatch(name) is not None
+
+
+def _safe(name: str) -> str:
+    if not is_safe_name(name):
+        raise ValueError(f"cannot use {name!r} as the name of a folder; use letters, digits, '.', '_' and '-' only")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFolder:
+    """What one keeper writes for one attempt."""
+
+    path: Path
+
+    @property
+    def parameter_cfg(self) -> Path:
+        """The parameters, where the SDK looks for them."""
+        return self.path / "parameter.cfg"
+
+    @property
+    def output(self) -> Path:
+        """NNI_OUTPUT_DIR."""
+        return self.path / "output"
+
+    @property
+    def exit_json(self) -> Path:
+        """How the attempt ended; there once it has."""
+        return self.path / "exit.json"
+
+    def stream(self, stream: Stream) -> Path:
+        """The file of a stream."""
+        match stream:
+            case Stream.METRICS:
+                return self.path / ".nni" / "metrics"
+            case Stream.STDOUT:
+                return self.output / "stdout"
+            case Stream.STDERR:
+                return self.output / "stderr"
+            case Stream.KEEPER:
+                return self.output / "trial.log"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFolder:
+    """What the manager writes for one trial, and the attempts below it."""
+
+    path: Path
+
+    @property
+    def trial_json(self) -> Path:
+        """What the keeper needs to know of the trial."""
+        return self.path / "trial.json"
+
+    @property
+    def parameter_cfg(self) -> Path:
+        """The parameters, in the form the SDK reads."""
+        return self.path / "parameter.cfg"
+
+    @property
+    def attempts(self) -> Path:
+        """One folder per attempt, named by its number."""
+        return self.path / "attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The folder of one experiment on the shared storage."""
+
+    root: Path
+
+    @property
+    def manager_json(self) -> Path:
+        """Where the manager is at present; replaced by rename when it moves."""
+        return self.root / "manager.json"
+
+    @property
+    def run_sh(self) -> Path:
+        """The script that every job runs."""
+        return self.root / "run.sh"
+
+    @property
+    def trials(self) -> Path:
+        """One folder per trial."""
+        return self.root / "trials"
+
+    def trial(self, trial_id: str) -> TrialFolder:
+        """The folder of a trial.
+
+        Raises:
+            ValueError: the id could lead out of the workspace.
+        """
+        return TrialFolder(self.trials / _safe(trial_id))
+
+    def attempt(self, key: AttemptKey) -> AttemptFolder:
+        """The folder of an attempt.
+
+        Raises:
+            ValueError: an id could lead out of the workspace.
+        """
+        return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / _safe(key.task))
+
+    def attempts_of(self, trial_id: str) -> list[AttemptKey]:
+        """The attempts that have left a folder, oldest first."""
+        folder = self.trial(trial_id).attempts
+        if not folder.is_dir():
+            return []
+        numbers = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+        return [
+            AttemptKey(trial_id, number, task.name)
+            for number in numbers
+            for task in sorted((folder / str(number)).iterdir())
+            if is_safe_name(task.name)
+        ]
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerDocument:
+    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, the first that answers is used)."""
+
+    experiment_id: str
+    version: str
+    addresses: tuple[str, ...]
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return _dump(
+            {"experiment_id": self.experiment_id, "version": self.version, "addresses": list(self.addresses)}
+        )
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "ManagerDocument":
+        """Read the file's content.
+
+        Raises:
+            DocumentInvalid: not such a document.
+        """
+        document = _load("manager.json", content)
+        with _fields_of("manager.json"):
+            return cls(document["experiment_id"], document["version"], tuple(document["addresses"]))
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDocument:
+    """trial.json: what a keeper needs to run a trial.
+
+    `command` is given to bash. `code_dir` is where it runs, as the container sees it. `gpu_indices` is None when the trial may
+    see whatever the container sees, and empty when it may see no GPU.
+    """
+
+    trial_id: str
+    sequence_id: int
+    command: str
+    code_dir: str
+    gpu_indices: tuple[int, ...] | None = None
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return _dump(
+            {
+                "trial_id": self.trial_id,
+                "sequence_id": self.sequence_id,
+                "command": self.command,
+                "code_dir": self.code_dir,
+                "gpu_indices": None if self.gpu_indices is None else list(self.gpu_indices),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "TrialDocument":
+        """Read the file's content.
+
+        Raises:
+            DocumentInvalid: not such a document.
+        """
+        document = _load("trial.json", content)
+        with _fields_of("trial.json"):
+            gpu_indices = document["gpu_indices"]
+            return cls(
+                document["trial_id"],
+                document["sequence_id"],
+                document["command"],
+                document["code_dir"],
+                None if gpu_indices is None else tuple(gpu_indices),
+            )
+
+
+def exit_to_bytes(ended: TrialEnded) -> bytes:
+    """The content of exit.json."""
+    return _dump(
+        {
+            "trial_id": ended.key.trial_id,
+            "attempt": ended.key.attempt,
+            "task": ended.key.task,
+            "reason": ended.reason.value,
+            "exit_code": ended.exit_code,
+            "started_at_s": ended.started_at_s,
+            "ended_at_s": ended.ended_at_s,
+            "final_sizes": {stream.value: size for stream, size in ended.final_sizes.items()},
+            "message": ended.message,
+        }
+    )
+
+
+def exit_from_bytes(content: bytes) -> TrialEnded:
+    """Read the content of exit.json.
+
+    Raises:
+        DocumentInvalid: not such a document.
+    """
+    document = _load("exit.json", content)
+    with _fields_of("exit.json"):
+        return TrialEnded(
+            AttemptKey(document["trial_id"], document["attempt"], document["task"]),
+            ExitReason(document["reason"]),
+            document["exit_code"],
+            document["started_at_s"],
+            document["ended_at_s"],
+            {Stream(word): size for word, size in document["final_sizes"].items()},
+            document["message"],
+        )
+
+
+def _dump(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def _load(name: str, content: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except ValueError as error:
+        raise DocumentInvalid(f"cannot read {name}: it is not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise DocumentInvalid(f"cannot read {name}: it is not a JSON object")
+    return document
+
+
+class _fields_of:  # noqa: N801 - reads as a statement in `with`
+    """Turn whatever a wrong document raises into one kind of error."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
+            raise DocumentInvalid(f"cannot read {self.name}: a field is missing or wrong ({error!r})") from error
