@@ -17,7 +17,7 @@ _STREAM_TO_PB: dict[m.Stream, pb.Stream.ValueType] = {
     m.Stream.STDERR: pb.STREAM_STDERR,
     m.Stream.KEEPER: pb.STREAM_KEEPER,
 }
-_STREAM_FROM_PB = {number: stream for stream, number in _STREAM_TO_PB.items()}
+_STREAM_FROM_PB: dict[int, m.Stream] = {number: stream for stream, number in _STREAM_TO_PB.items()}
 
 
 def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
@@ -107,7 +107,9 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
         case "idle":
             return m.Idle()
         case _:
-            raise MessageInvalid("cannot read a keeper's message: it holds no message that this version knows")
+            raise MessageInvalid(
+                "cannot read a keeper's message: it holds no message that this version knows"
+            )
 
 
 def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
@@ -118,7 +120,8 @@ def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
         case m.Welcome():
             return pb.ConnectResponse(
                 welcome=pb.Welcome(
-                    version=message.version, attempts=[_attempt_to_pb(attempt) for attempt in message.attempts]
+                    version=message.version,
+                    attempts=[_attempt_to_pb(attempt) for attempt in message.attempts],
                 )
             )
         case m.RunTrial():
@@ -142,7 +145,9 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
             return m.Durable(_attempt_from_pb(response.durable.attempt))
         case "welcome":
             welcome = response.welcome
-            return m.Welcome(welcome.version, tuple(_attempt_from_pb(attempt) for attempt in welcome.attempts))
+            return m.Welcome(
+                welcome.version, tuple(_attempt_from_pb(attempt) for attempt in welcome.attempts)
+            )
         case "run_trial":
             return m.RunTrial(response.run_trial.trial_id)
         case "stop_trial":
@@ -150,7 +155,9 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
         case "leave":
             return m.Leave(response.leave.reason)
         case _:
-            raise MessageInvalid("cannot read a manager's message: it holds no message that this version knows")
+            raise MessageInvalid(
+                "cannot read a manager's message: it holds no message that this version knows"
+            )
 
 
 def _key_to_pb(key: m.AttemptKey) -> pb.AttemptKey:
@@ -162,7 +169,9 @@ def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
 
 
 def _offsets_to_pb(offsets: m.Offsets) -> list[pb.StreamOffset]:
-    return [pb.StreamOffset(stream=_STREAM_TO_PB[stream], offset=offset) for stream, offset in offsets.items()]
+    return [
+        pb.StreamOffset(stream=_STREAM_TO_PB[stream], offset=offset) for stream, offset in offsets.items()
+    ]
 
 
 def _offsets_from_pb(offsets: Iterable[pb.StreamOffset]) -> dict[m.Stream, int]:
@@ -180,7 +189,7 @@ def _attempt_from_pb(attempt: pb.AttemptOffsets) -> m.AttemptOffsets:
 
 
 def _stream_from_pb(number: int) -> m.Stream:
-    stream = _STREAM_FROM_PB.get(number)  # type: ignore[call-overload]
+    stream = _STREAM_FROM_PB.get(number)
     if stream is None:
         raise MessageInvalid(f"cannot read a message: stream {number} is unknown to this version")
     return stream

@@ -23,7 +23,7 @@ from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 # An id names a folder, so it can hold nothing that leads out of one.
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
 
 
 class DocumentInvalid(ValueError):
@@ -37,7 +37,9 @@ def is_safe_name(name: str) -> bool:
 
 def _safe(name: str) -> str:
     if not is_safe_name(name):
-        raise ValueError(f"cannot use {name!r} as the name of a folder; use letters, digits, '.', '_' and '-' only")
+        raise ValueError(
+            f"cannot use {name!r} as the name of a folder; use letters, digits, '.', '_' and '-' only"
+        )
     return name
 
 
@@ -287,4 +289,6 @@ class _fields_of:  # noqa: N801 - reads as a statement in `with`
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
-            raise DocumentInvalid(f"cannot read {self.name}: a field is missing or wrong ({error!r})") from error
+            raise DocumentInvalid(
+                f"cannot read {self.name}: a field is missing or wrong ({error!r})"
+            ) from error

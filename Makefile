@@ -1,0 +1,54 @@
+# Everything here works in .venv, which the first target that needs it makes.
+PYTHON ?= python3
+
+# bash, so that every line goes through a shell that looks commands up in the PATH below.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+# Commands, and the trials they start, use the virtual environment's python3, as in an activated shell.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+# Two pip processes in one virtual environment get in each other's way.
+.NOTPARALLEL:
+.PHONY: help demo test check fix proto bench
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/.installed-manager,examples ## run examples/digits to the end on this machine
+	nnictl create --config examples/digits/config.yml --foreground
+
+test: .venv/.installed-test ## run all tests
+	pytest
+
+check: .venv/.installed-check ## format, lint, types, layers, protocol: all that CI checks besides tests
+	ruff format --check .
+	ruff check .
+	mypy
+	lint-imports
+	buf lint proto
+	proto/breaking.sh
+	proto/generate.sh --check
+
+fix: .venv/.installed-check ## format the code and mend what the linter can mend
+	ruff format .
+	ruff check --fix .
+
+proto: .venv/.installed-check ## generate trial_keeper/wire/v1 from proto/
+	proto/generate.sh
+
+bench: .venv/.installed-test ## measure the budgets and print the table
+	python tests/benchmarks/run.py
+
+# pip comes last into a virtual environment: one that failed half-way is made again.
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "cannot use PYTHON=$(PYTHON): Python 3.10 or later is needed; install one and run make PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	@echo "making .venv"
+	@$(PYTHON) -m venv .venv
+
+.venv/.installed-%: pyproject.toml | .venv/bin/pip
+	@echo "installing trial-keeper[$*] into .venv"
+	@python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch '$@'

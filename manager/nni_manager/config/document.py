@@ -1,0 +1,188 @@
+"""Reads a YAML or JSON file into plain values, and knows the line of each of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic.alias_generators import to_camel
+
+from nni_manager.config.mistakes import ConfigInvalid, Mistake, key_of
+
+PathInFile = Sequence[str | int]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe types, and numbers such as 1e-4, which YAML 1.1 reads as text for want of a dot."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file's content as plain values (`value`), and the mistakes of form that did not hinder reading it.
+
+    `file` is the path as given, for messages.
+    """
+
+    file: str
+    value: Any
+    root: yaml.Node | None
+    mistakes: tuple[Mistake, ...] = ()
+
+    def mistake(self, path: PathInFile, message: str) -> Mistake:
+        """A mistake at this path, or at the nearest place above it that is in the file."""
+        line, column = self._place(path)
+        return Mistake(self.file, line, column, key_of(path), message)
+
+    def _place(self, path: PathInFile) -> tuple[int | None, int | None]:
+        node, mark = self.root, None
+        for step in path:
+            found = _child(node, step)
+            if found is None:
+                break
+            mark, node = found
+        return (None, None) if mark is None else (mark.line + 1, mark.column + 1)
+
+
+def read_yaml(path: Path) -> Document:
+    """The YAML document in `path`: one, of safe types only.
+
+    Raises:
+        ConfigInvalid: it cannot be read or is not one YAML document; exactly one mistake.
+    """
+    text, loader = _text(path), None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            raise _refused(path, f"cannot read {path.name}: it is empty; write the experiment's keys into it")
+        repeated = _repeated_keys(root, str(path))
+        return Document(str(path), loader.construct_document(root), root, tuple(repeated))
+    except yaml.MarkedYAMLError as error:
+        problem = error.problem or error.context or "not YAML"
+        # PyYAML's own words for a tab are about tokens; the user sees white space.
+        remedy = "indent with spaces" if "'\\t'" in problem else "mend the YAML there"
+        mark = error.problem_mark or error.context_mark
+        place = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
+        raise _refused(path, f"cannot read {path.name}: {problem}; {remedy}", *place) from error
+    except yaml.YAMLError as error:
+        raise _refused(path, f"cannot read {path.name}: {_one_line(error)}; mend the YAML there") from error
+    except ValueError as error:
+        # A scalar that looks like a date or number and is none, such as 2024-99-99.
+        raise _refused(path, f"cannot read {path.name}: {error}; put such text in quotes") from error
+    except RecursionError as error:
+        raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def read_json(path: Path) -> Document:
+    """The JSON document in `path`. NaN and Infinity are refused: they are not JSON.
+
+    Raises:
+        ConfigInvalid: it cannot be read or is not JSON; exactly one mistake.
+    """
+    text = _text(path)
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        message = f"cannot read {path.name}: not JSON at column {error.colno}, {error.msg}; mend it there"
+        raise _refused(path, message, error.lineno, error.colno) from error
+    except ValueError as error:
+        raise _refused(path, f"cannot read {path.name}: {error}; write a finite number") from error
+    except RecursionError as error:
+        raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter") from error
+    try:
+        # JSON is YAML but for tabs between tokens; inside strings JSON allows none, so columns stay right.
+        root = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        # The text is valid JSON: only the line numbers of later messages are lost.
+        return Document(str(path), value, None)
+    return Document(str(path), value, root, tuple(_repeated_keys(root, str(path))) if root else ())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise _refused(path, f"cannot read {path.name}: there is no such file; check the path") from error
+    except IsADirectoryError as error:
+        raise _refused(path, f"cannot read {path.name}: it is a folder; name the file in it") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        message = f"cannot read {path.name}: byte {error.start} is not UTF-8; save the file as UTF-8"
+        raise _refused(path, message, line) from error
+    except OSError as error:
+        raise _refused(path, f"cannot read {path.name}: {error.strerror}; check the file") from error
+
+
+def _refused(path: Path, message: str, line: int | None = None, column: int | None = None) -> ConfigInvalid:
+    return ConfigInvalid([Mistake(str(path), line, column, "", message)])
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a JSON number")
+
+
+def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
+    """Where the child `step` is: its key's mark (an item's own in a list), and its node."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if str(step) in (key.value, to_camel(str(key.value))):
+                return key.start_mark, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        return node.value[step].start_mark, node.value[step]
+    return None
+
+
+def _repeated_keys(root: yaml.Node, file: str) -> list[Mistake]:
+    """A mistake for each key written twice in one mapping, where YAML and JSON silently keep the last.
+
+    Raises:
+        yaml.constructor.ConstructorError: an anchor contains itself.
+    """
+    mistakes: list[Mistake] = []
+    done: set[int] = set()
+
+    def visit(node: yaml.Node, path: tuple[str | int, ...], above: frozenset[int]) -> None:
+        if id(node) in above:
+            raise yaml.constructor.ConstructorError(None, None, "an anchor contains itself", node.start_mark)
+        if id(node) in done:
+            return
+        inside = above | {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                name = str(key.value)
+                here = (*path, name)
+                if name in lines:
+                    message = (
+                        f"cannot use {key_of(here)}: it is in line {lines[name]} already; keep one of the two"
+                    )
+                    mark = key.start_mark
+                    mistakes.append(Mistake(file, mark.line + 1, mark.column + 1, key_of(here), message))
+                lines.setdefault(name, key.start_mark.line + 1)
+                visit(value, here, inside)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                visit(item, (*path, index), inside)
+        done.add(id(node))
+
+    visit(root, (), frozenset())
+    return mistakes

@@ -1,0 +1,116 @@
+"""The experiment as the rest of the manager sees it: frozen, with absolute paths, whatever schema it was written in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nni_manager.config.search_space import SearchSpace, parse_search_space
+from nni_manager.errors import Bug
+
+OptimizeMode = Literal["maximize", "minimize"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A relative path of the file and what it came to; nnictl tells the user, as NNI does."""
+
+    key: str
+    written: str
+    absolute: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TunerConfig:
+    """Who proposes parameters. `class_args` is as written in the file; the checked values are the fields beside it.
+
+    `seed` None means that every experiment draws its own.
+    """
+
+    name: Literal["TPE", "Random"]
+    optimize_mode: OptimizeMode
+    seed: int | None
+    class_args: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalConfig:
+    """How trials share the GPUs of this machine. `gpu_indices` None means all of them.
+
+    A GPU in use by others is left alone unless `may_use_active_gpu`.
+    """
+
+    gpu_indices: tuple[int, ...] | None = None
+    max_trials_per_gpu: int = 1
+    may_use_active_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentConfig:
+    """One checked experiment. Paths are absolute; `code_dir` was a folder when the file was read.
+
+    `max_exec_duration_s` and `max_trial_number` None mean no limit. `gpu_num` None leaves CUDA_VISIBLE_DEVICES of a
+    trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from.
+    """
+
+    experiment_name: str
+    author_name: str
+    description: str | None
+    trial_concurrency: int
+    max_exec_duration_s: float | None
+    max_trial_number: int | None
+    training_service: Literal["local"]
+    search_space: SearchSpace
+    search_space_raw: dict[str, Any]
+    tuner: TunerConfig
+    trial_command: str
+    code_dir: Path
+    gpu_num: int | None
+    nni_manager_ip: str | None
+    log_dir: Path
+    log_collection: Literal["none", "http"]
+    log_level: Literal["trace", "debug", "info", "warning", "error", "fatal"]
+    debug: bool
+    version_check: bool
+    local: LocalConfig
+    config_path: Path
+    expansions: tuple[Expansion, ...] = ()
+
+    def to_json(self) -> str:
+        """The experiment as JSON text, from which `from_json` makes an equal one."""
+        # Shallow, because asdict would deep-copy the search space only to have it dropped.
+        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del fields["search_space"]
+        fields["tuner"] = dataclasses.asdict(self.tuner)
+        fields["local"] = dataclasses.asdict(self.local)
+        fields["expansions"] = [dataclasses.asdict(expansion) for expansion in self.expansions]
+        return json.dumps(fields, default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> ExperimentConfig:
+        """The experiment `to_json` wrote. Nothing is checked against the disk again.
+
+        Raises:
+            Bug: the text is not one of ours.
+        """
+        try:
+            fields = json.loads(text)
+            gpu_indices = fields["local"]["gpu_indices"]
+            fields |= {
+                "search_space": parse_search_space(fields["search_space_raw"]),
+                "tuner": TunerConfig(**fields["tuner"]),
+                "local": LocalConfig(
+                    **fields["local"] | {"gpu_indices": None if gpu_indices is None else tuple(gpu_indices)}
+                ),
+                "expansions": tuple(
+                    Expansion(each["key"], each["written"], Path(each["absolute"]))
+                    for each in fields["expansions"]
+                ),
+            }
+            fields |= {name: Path(fields[name]) for name in ("code_dir", "log_dir", "config_path")}
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Bug(f"cannot read the stored experiment: {error!r}; please report it") from error

@@ -1,0 +1,192 @@
+"""From an experiment file to the experiment: all mistakes of the file, and of the files it names, at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs
+from nni_manager.config.document import Document, read_json, read_yaml
+from nni_manager.config.mistakes import ConfigInvalid, Mistake, shown
+from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, TunerConfig
+from nni_manager.config.schema import check, is_placeholder, with_camel_keys
+from nni_manager.config.search_space import SearchSpace, read_search_space
+from nni_manager.config.v1 import PLATFORM_KEYS, ExperimentV1, LocalConfigV1
+
+DEFAULT_LOG_DIR = Path("~/nni-experiments")
+
+
+def read_experiment_file(path: Path) -> ExperimentConfig:
+    """The experiment `path` describes, ready to run: its search space is read, its code folder exists.
+
+    Relative paths in the file are relative to its folder; `~` is the user's home.
+
+    Raises:
+        ConfigInvalid: with every mistake of the experiment file and of its search space, in the order of lines.
+    """
+    document = read_yaml(path)
+    if not isinstance(document.value, dict):
+        message = (
+            f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
+        )
+        raise ConfigInvalid([Mistake(str(path), 1, 1, "", message)])
+    return _Reading(path, document).experiment()
+
+
+class _Reading:
+    """One pass over one file: what was found wrong, and which paths were made absolute."""
+
+    def __init__(self, path: Path, document: Document) -> None:
+        self.path = path
+        self.document = document
+        self.raw: dict[str, Any] = with_camel_keys(ExperimentV1, document.value)
+        self.mistakes = list(document.mistakes)
+        self.expansions: list[Expansion] = []
+
+    def experiment(self) -> ExperimentConfig:
+        """The experiment. Each step notes mistakes and goes on, so that later ones are found too."""
+        file, mistakes = check(ExperimentV1, self.raw, self.document)
+        self.mistakes += self._without_other_platforms(mistakes)
+        class_args = self._class_args()
+        search_space_raw, search_space = self._search_space()
+        code_dir = self._code_dir()
+        log_dir = self._log_dir()
+        if self.mistakes:
+            raise ConfigInvalid(
+                sorted(self.mistakes, key=lambda each: (each.file != str(self.path), each.line or 0))
+            )
+        # Without a mistake every part is there; a part that is not would be our bug.
+        assert file is not None
+        assert file.tuner is not None
+        assert class_args is not None
+        assert search_space is not None
+        assert code_dir is not None
+        assert log_dir is not None
+        local = file.local_config or LocalConfigV1()
+        return ExperimentConfig(
+            experiment_name=file.experiment_name,
+            author_name=file.author_name,
+            description=file.description,
+            trial_concurrency=file.trial_concurrency,
+            max_exec_duration_s=file.max_exec_duration,
+            max_trial_number=file.max_trial_num,
+            training_service="local",
+            search_space=search_space,
+            search_space_raw=search_space_raw,
+            tuner=TunerConfig(
+                name="TPE" if file.tuner.builtin_tuner_name == "TPE" else "Random",
+                optimize_mode=class_args.optimize_mode,
+                seed=class_args.seed,
+                class_args=file.tuner.class_args or {},
+            ),
+            trial_command=file.trial.command,
+            code_dir=code_dir,
+            gpu_num=file.trial.gpu_num,
+            nni_manager_ip=file.nni_manager_ip,
+            log_dir=log_dir,
+            log_collection=file.log_collection,
+            log_level=file.log_level,
+            debug=file.debug,
+            # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
+            version_check=not file.debug if file.version_check is None else file.version_check,
+            local=LocalConfig(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
+            config_path=Path(os.path.abspath(self.path)),
+            expansions=tuple(self.expansions),
+        )
+
+    def _refuse(self, path: tuple[str, ...], message: str) -> None:
+        self.mistakes.append(self.document.mistake(path, message))
+
+    def _without_other_platforms(self, mistakes: list[Mistake]) -> list[Mistake]:
+        """The mistakes, less those that follow from the file being for a cluster: one about that is enough."""
+        platform = self.raw.get("trainingServicePlatform")
+        keys = PLATFORM_KEYS.get(platform, ()) if isinstance(platform, str) else ()
+        return [each for each in mistakes if not (keys and each.key.split(".")[0] in (*keys, "trial"))]
+
+    def _class_args(self) -> RandomArgs | None:
+        tuner = self.raw.get("tuner")
+        if tuner is None and self.raw.get("advisor") is None:
+            self._refuse(
+                ("tuner",), "cannot do without tuner: nothing else proposes parameters; write e.g. "
+                "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}"
+            )  # fmt: skip
+        name = tuner.get("builtinTunerName") if isinstance(tuner, Mapping) else None
+        schema = CLASS_ARGS.get(name) if isinstance(name, str) else None
+        raw = {} if not isinstance(tuner, Mapping) or tuner.get("classArgs") is None else tuner["classArgs"]
+        if schema is None or not isinstance(raw, Mapping):
+            return None  # the schema of the file has said so
+        class_args, mistakes = check(schema, raw, self.document, ("tuner", "classArgs"))
+        self.mistakes += mistakes
+        return class_args
+
+    def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
+        written = self.raw.get("searchSpacePath")
+        if written is None and self.raw.get("useAnnotation") is not True:
+            self._refuse(
+                ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
+                "write e.g. searchSpacePath: search_space.json"
+            )  # fmt: skip
+        path = self._absolute("searchSpacePath", written)
+        if path is None:
+            return {}, None
+        if not path.exists():
+            self._refuse(
+                ("searchSpacePath",),
+                f"cannot use searchSpacePath: there is no {path}; create it or mend the path",
+            )
+            return {}, None
+        try:
+            # Named in messages as the user would reach it: beside the experiment file as they typed that.
+            document = read_json(self.path.parent / Path(str(written)).expanduser())
+        except ConfigInvalid as error:
+            self.mistakes += error.mistakes
+            return {}, None
+        space, problems = read_search_space(document.value)
+        self.mistakes += document.mistakes
+        self.mistakes += [document.mistake(place, message) for place, message in problems]
+        return document.value, space
+
+    def _code_dir(self) -> Path | None:
+        trial = self.raw.get("trial")
+        path = self._absolute("trial.codeDir", trial.get("codeDir") if isinstance(trial, Mapping) else None)
+        if path is not None and not path.is_dir():
+            what = f"{path} is not a folder" if path.exists() else f"there is no folder {path}"
+            self._refuse(
+                ("trial", "codeDir"), f"cannot use trial.codeDir: {what}; create it or mend the path"
+            )
+        return path
+
+    def _log_dir(self) -> Path | None:
+        path = (
+            self._absolute("logDir", self.raw["logDir"])
+            if "logDir" in self.raw
+            else DEFAULT_LOG_DIR.expanduser()
+        )
+        if path is not None and path.exists() and not path.is_dir():
+            self._refuse(("logDir",), f"cannot use logDir: {path} is not a folder; name a folder")
+        return path
+
+    def _absolute(self, key: str, written: Any) -> Path | None:
+        """A path of the file as an absolute one; None when it is not a path, which the schema has said."""
+        if not isinstance(written, str) or not written:
+            return None
+        place = tuple(key.split("."))
+        if is_placeholder(written):
+            self._refuse(
+                place, f"cannot use {key}: {written} is still the placeholder of an example; write a path"
+            )
+            return None
+        if "\0" in written:
+            self._refuse(place, f"cannot use {key}: {shown(written)} holds a NUL character; mend the path")
+            return None
+        try:
+            # Not resolve(): a symbolic link is the user's name for the place and stays so.
+            absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
+        except RuntimeError as error:  # ~nobody
+            self._refuse(place, f"cannot use {key}: {shown(written)} names no user; mend the path ({error})")
+            return None
+        if str(absolute) != written:
+            self.expansions.append(Expansion(key, written, absolute))
+        return absolute

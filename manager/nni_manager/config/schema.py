@@ -1,0 +1,123 @@
+"""What every file schema shares: a field says what it must be, and any error on it becomes one sentence of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from nni_manager.config.document import Document
+from nni_manager.config.mistakes import Mistake, key_of, remedy_for_unknown, shown
+
+# {your_account} and <path to code>, as examples have them; YAML reads the first as a mapping with one empty key.
+_PLACEHOLDER = re.compile(r"^(\{\s*[\w .-]+\s*\}|<[^<>]+>)$")
+_SENTENCE = "sentence"
+
+
+class Schema(BaseModel):
+    """A mapping of the file. Keys are camelCase there; no other keys, no conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+
+
+AnySchema = TypeVar("AnySchema", bound=Schema)
+
+
+def must_be(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
+    """A field that must be `what`; `example` is the value as one would write it in the file."""
+    return Field(default, description=what, examples=[example], **rules)
+
+
+def refusal(sentence: str) -> PydanticCustomError:
+    """A validator's way to refuse a value in its own words: a whole sentence, "cannot …; way out"."""
+    return PydanticCustomError(_SENTENCE, "{sentence}", {"sentence": sentence})
+
+
+def check(
+    schema: type[AnySchema], raw: Any, document: Document, above: tuple[str, ...] = ()
+) -> tuple[AnySchema | None, list[Mistake]]:
+    """The mapping `raw`, found at `above` in the document, as `schema`; or None and every mistake in it."""
+    try:
+        return schema.model_validate(with_camel_keys(schema, raw)), []
+    except ValidationError as error:
+        found: dict[tuple[str | int, ...], Mistake] = {}
+        for detail in error.errors(include_url=False):
+            path, field, siblings = _field_at(schema, detail["loc"])
+            # One mistake a field: its first.
+            found.setdefault(
+                path, document.mistake((*above, *path), _sentence(detail, (*above, *path), field, siblings))
+            )
+        return None, list(found.values())
+
+
+def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
+    """`raw` with the snake_case spelling of known keys, which NNI takes as well, as camelCase."""
+    if not isinstance(raw, Mapping):
+        return raw
+    fields = _fields(schema)
+    renamed = {}
+    for key, value in raw.items():
+        camel = to_camel(key) if isinstance(key, str) and "_" in key else key
+        name = camel if camel in fields and camel not in raw else key
+        inner = _schema_in(fields[name]) if name in fields else None
+        renamed[name] = value if inner is None else with_camel_keys(inner, value)
+    return renamed
+
+
+def _fields(schema: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in schema.model_fields.items()}
+
+
+def _schema_in(field: FieldInfo) -> type[BaseModel] | None:
+    for kind in (field.annotation, *get_args(field.annotation)):
+        # dict[str, Any] passes for a type on Python 3.10, and issubclass then refuses it.
+        if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _field_at(
+    schema: type[BaseModel], loc: Sequence[str | int]
+) -> tuple[tuple[str | int, ...], FieldInfo | None, list[str]]:
+    """The path of the field pydantic means (without what it adds below), the field, and the keys known beside it."""
+    path: tuple[str | int, ...] = ()
+    inside: type[BaseModel] | None = schema
+    field, siblings = None, list(_fields(schema))
+    for step in loc:
+        if inside is None:
+            break
+        siblings = list(_fields(inside))
+        path = (*path, str(step))  # YAML has keys such as 1 as well
+        field = _fields(inside).get(str(step))
+        inside = None if field is None else _schema_in(field)
+    return path, field, siblings
+
+
+def _sentence(
+    detail: ErrorDetails, path: tuple[str | int, ...], field: FieldInfo | None, siblings: list[str]
+) -> str:
+    key, kind, value = key_of(path), detail["type"], detail["input"]
+    if kind == _SENTENCE:
+        return str(detail["ctx"]["sentence"])
+    if field is None:
+        remedy = remedy_for_unknown(str(path[-1]) if path else "", siblings, verb="remove it or use")
+        return f"cannot use {key or 'this file'}: there is no such key here; {remedy}"
+    what, example = field.description, (field.examples or [""])[0]
+    written = f"write e.g. {path[-1]}: {example}"
+    if kind == "missing":
+        return f"cannot do without {key}: it must be {what}; {written}"
+    if is_placeholder(value):
+        return f"cannot use {key}: it is still the placeholder of an example; {written}"
+    return f"cannot use {key}: {shown(value)} is not {what}; {written}"
+
+
+def is_placeholder(value: Any) -> bool:
+    """Whether a value is what examples hold for the user to replace."""
+    if isinstance(value, dict):
+        return list(value.values()) == [None]
+    return isinstance(value, str) and _PLACEHOLDER.match(value) is not None

@@ -1,0 +1,397 @@
+"""The search space: from NNI's JSON to a frozen tree, and whether a set of parameters lies in it.
+
+Each hyper-parameter is `{"_type": …, "_value": …}`. The meaning of each type is on its class. Quantised types draw
+`u` as their continuous twin does and give `round(u / q) * q`, halves to the even side, as a float; the product is
+not tidied, so q = 0.1 gives 0.30000000000000004 where NNI does.
+
+Source: NNI v3.0 search space specification and the sampling functions of its SDK.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from nni_manager.config.mistakes import ConfigInvalid, Mistake, key_of, remedy_for_unknown, shown
+
+Path: TypeAlias = tuple[str | int, ...]
+
+# Whole numbers beyond this are not exact in the floats that JSON readers and samplers use.
+LARGEST_WHOLE_NUMBER = 2**53
+# No draw of a normal distribution lies farther out: a double holds no probability nearer to 1 than 8.3 sigma.
+FARTHEST_SIGMAS = 8.5
+# The logarithm of the largest float.
+LARGEST_EXPONENT = math.log(1.7976931348623157e308)
+
+
+def multiple_of(u: float, q: float) -> float:
+    """The multiple of q nearest to u, halves to the even side; never minus zero."""
+    return round(u / q) * q + 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """An option of a choice that brings hyper-parameters of its own; sampled as {"_name": name, …}."""
+
+    name: str
+    space: SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the options, each with the same probability: any JSON value, or a nested space."""
+
+    options: tuple[Any | Nested, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RandInt:
+    """A whole number from low up to, and not including, high."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """A float from low to high."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogUniform:
+    """A float from low to high whose logarithm is uniform."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class _QuantisedRange:
+    low: float
+    high: float
+    q: float
+
+    def quantised(self, u: float) -> float:
+        """The value for a draw u from low to high: the nearest multiple of q, clipped to low and high.
+
+        A bound that lies exactly between two multiples goes inwards: (2.5, 5.5, 1) is 3, 4, 5 and never 2.5, which
+        rounding to even would give for the one draw u = 2.5.
+        """
+        first = math.floor(self.low / self.q + 0.5)
+        last = max(first, math.ceil(self.high / self.q - 0.5))
+        return min(max(min(max(round(u / self.q), first), last) * self.q + 0.0, self.low), self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class QUniform(_QuantisedRange):
+    """The nearest multiple of q to a uniform draw, clipped: (1, 10, 3) gives 1, 3, 6, 9."""
+
+
+@dataclass(frozen=True, slots=True)
+class QLogUniform(_QuantisedRange):
+    """The nearest multiple of q to a log-uniform draw, clipped: (1, 100, 7) gives 1 and 7, 14, … 98."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """A float of the normal distribution; not clipped."""
+
+    mu: float
+    sigma: float
+
+
+@dataclass(frozen=True, slots=True)
+class QNormal:
+    """The nearest multiple of q to a normal draw; not clipped."""
+
+    mu: float
+    sigma: float
+    q: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """A positive float whose logarithm is normal with mu and sigma; not clipped."""
+
+    mu: float
+    sigma: float
+
+
+@dataclass(frozen=True, slots=True)
+class QLogNormal:
+    """The nearest multiple of q to a log-normal draw, zero included; not clipped."""
+
+    mu: float
+    sigma: float
+    q: float
+
+
+Parameter: TypeAlias = (
+    Choice
+    | RandInt
+    | Uniform
+    | QUniform
+    | LogUniform
+    | QLogUniform
+    | Normal
+    | QNormal
+    | LogNormal
+    | QLogNormal
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Hyper-parameters by name, in the order of the file."""
+
+    parameters: Mapping[str, Parameter]
+
+
+_NUMERIC: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "randint": (RandInt, ("low", "high")),
+    "uniform": (Uniform, ("low", "high")),
+    "quniform": (QUniform, ("low", "high", "q")),
+    "loguniform": (LogUniform, ("low", "high")),
+    "qloguniform": (QLogUniform, ("low", "high", "q")),
+    "normal": (Normal, ("mu", "sigma")),
+    "qnormal": (QNormal, ("mu", "sigma", "q")),
+    "lognormal": (LogNormal, ("mu", "sigma")),
+    "qlognormal": (QLogNormal, ("mu", "sigma", "q")),
+}
+TYPES = ("choice", *_NUMERIC)
+
+_EXAMPLE = '{"_type": "uniform", "_value": [0, 1]}'
+_KIND_OF = {dict: "a mapping", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+
+
+def parse_search_space(raw: Any) -> SearchSpace:
+    """The search space a JSON document describes.
+
+    Raises:
+        ConfigInvalid: with every mistake of the document, without file and line.
+    """
+    space, problems = read_search_space(raw)
+    if space is None:
+        raise ConfigInvalid(Mistake("", None, None, key_of(path), message) for path, message in problems)
+    return space
+
+
+def read_search_space(raw: Any) -> tuple[SearchSpace | None, list[tuple[Path, str]]]:
+    """The search space, or None and every mistake with its path in the document."""
+    reader = _Reader()
+    if not isinstance(raw, dict):
+        reader.refuse((), f"the search space: {shown(raw)} is {_kind(raw)}", f'write {{"lr": {_EXAMPLE}}}')
+        return None, reader.problems
+    if not raw:
+        reader.refuse((), "the search space: it names no hyper-parameter", f'write {{"lr": {_EXAMPLE}}}')
+    space = SearchSpace({name: reader.parameter((name,), value) for name, value in raw.items()})
+    return (None if reader.problems else space), reader.problems
+
+
+class _Reader:
+    """Reads the tree and collects what is wrong; where something is, a stand-in takes its place."""
+
+    def __init__(self) -> None:
+        self.problems: list[tuple[Path, str]] = []
+
+    def refuse(self, path: Path, what: str, remedy: str) -> None:
+        """Note one mistake."""
+        self.problems.append((path, f"cannot use {what}; {remedy}"))
+
+    def parameter(self, path: Path, raw: Any) -> Parameter:
+        """The hyper-parameter at `path`."""
+        stand_in, key = Choice(()), key_of(path)
+        if not isinstance(raw, dict):
+            self.refuse(
+                path, f"{key}: {shown(raw)} is {_kind(raw)}", f"a hyper-parameter is written {_EXAMPLE}"
+            )
+            return stand_in
+        for extra in raw.keys() - {"_type", "_value"}:
+            self.refuse((*path, extra), f"{key}.{extra}: there is no such key", "keep _type and _value only")
+        missing = [name for name in ("_type", "_value") if name not in raw]
+        if missing:
+            self.refuse(path, f"{key}: {' and '.join(missing)} missing", f"write it like {_EXAMPLE}")
+            return stand_in
+        kind, values = raw["_type"], raw["_value"]
+        if kind == "choice":
+            return self._choice((*path, "_value"), key, values)
+        if kind == "mutable_layer":
+            self.refuse(path, f"{key}: architecture search (mutable_layer) is not supported", "use choice")
+        elif not isinstance(kind, str) or kind not in _NUMERIC:
+            remedy = remedy_for_unknown(kind if isinstance(kind, str) else "", TYPES)
+            self.refuse((*path, "_type"), f"{key}: {shown(kind)} is not a type", remedy)
+        else:
+            made = self._numeric((*path, "_value"), key, kind, values)
+            return stand_in if made is None else made
+        return stand_in
+
+    def _choice(self, path: Path, key: str, values: Any) -> Choice:
+        if not isinstance(values, list):
+            self.refuse(
+                path, f"{key}: {shown(values)} is {_kind(values)}", "a choice lists its options: [1, 2]"
+            )
+            return Choice(())
+        if not values:
+            self.refuse(path, f"{key}: the choice has no option", "list at least one")
+        return Choice(tuple(self._option((*path, i), f"{key}[{i}]", value) for i, value in enumerate(values)))
+
+    def _option(self, path: Path, key: str, value: Any) -> Any | Nested:
+        if not (isinstance(value, dict) and "_name" in value):
+            return value
+        name = value["_name"]
+        if not isinstance(name, str):
+            self.refuse(
+                (*path, "_name"), f"{key}._name: {shown(name)} is {_kind(name)}", 'write "_name": "text"'
+            )
+        inner = {child: raw for child, raw in value.items() if child != "_name"}
+        return Nested(
+            str(name),
+            SearchSpace({child: self.parameter((*path, child), raw) for child, raw in inner.items()}),
+        )
+
+    def _numeric(self, path: Path, key: str, kind: str, values: Any) -> Parameter | None:
+        made, names = _NUMERIC[kind]
+        form = f"[{', '.join(names)}]"
+        if not isinstance(values, list) or len(values) != len(names):
+            what = f"has {len(values)} items" if isinstance(values, list) else f"is {_kind(values)}"
+            self.refuse(path, f"{key}: {shown(values)} {what}", f"{kind} takes {form}")
+            return None
+        whole = kind == "randint"
+        wrong = [value for value in values if not (_is_whole(value) if whole else _is_number(value))]
+        for value in wrong:
+            noun = "whole number up to 2**53" if whole else "finite number"
+            self.refuse(path, f"{key}: {shown(value)} is not a {noun}", f"{kind} takes {form}")
+        if wrong:
+            return None
+        numbers = [int(value) if whole else float(value) for value in values]
+        reasons = _reasons_against(kind, dict(zip(names, numbers, strict=True)), values)
+        for what, remedy in reasons:
+            self.refuse(path, f"{key}: {what}", remedy)
+        parameter: Parameter | None = None if reasons else made(*numbers)
+        return parameter
+
+
+def _reasons_against(kind: str, number: Mapping[str, float], written: Sequence[Any]) -> list[tuple[str, str]]:
+    """What is wrong with the numbers, each with its remedy. `written` holds them as the user did."""
+    found = []
+    if "low" in number:
+        low, high = number["low"], number["high"]
+        if low >= high:
+            word = "swap them" if low > high else "widen the range"
+            found.append((f"low {written[0]} is not below high {written[1]}", f"{word} or use choice"))
+        if "log" in kind and low <= 0:
+            found.append((f"low {written[0]} is not above 0", f"{kind} needs a positive low, such as 0.0001"))
+        if math.isinf(high - low):
+            found.append((f"{written[0]} to {written[1]} is wider than a float can be", "narrow the range"))
+        farthest = max(abs(low), abs(high))
+    else:
+        mu, sigma = number["mu"], number["sigma"]
+        if sigma <= 0:
+            found.append((f"sigma {written[1]} is not above 0", "write a positive sigma or use choice"))
+        farthest = abs(mu) + FARTHEST_SIGMAS * abs(sigma)
+        if "log" in kind:
+            if farthest > LARGEST_EXPONENT:
+                found.append(
+                    (
+                        f"exp({written[0]} + {FARTHEST_SIGMAS} * {written[1]}) is larger than a float",
+                        "lower them",
+                    )
+                )
+            farthest = math.exp(min(farthest, LARGEST_EXPONENT))
+        if math.isinf(farthest):
+            found.append((f"mu {written[0]} and sigma {written[1]} leave the range of floats", "lower them"))
+    if "q" in number:
+        q = number["q"]
+        if q <= 0:
+            found.append((f"q {written[2]} is not above 0", f"write a positive q or use {kind[1:]}"))
+        elif math.isfinite(farthest) and math.isinf(farthest / q):
+            found.append(
+                (f"q {written[2]} is too small for such values", f"write a larger q or use {kind[1:]}")
+            )
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and float(value).is_integer() and abs(value) <= LARGEST_WHOLE_NUMBER
+
+
+def _kind(value: Any) -> str:
+    return _KIND_OF.get(type(value), "a number")
+
+
+def contains(space: SearchSpace, parameters: Mapping[str, Any]) -> list[str]:
+    """What hinders `parameters` from being a sample of `space`; empty when it can be one."""
+    return _problems_within(space, parameters, ())
+
+
+def _problems_within(space: SearchSpace, parameters: Any, path: Path) -> list[str]:
+    if not isinstance(parameters, Mapping):
+        return [f"{key_of(path)}: {shown(parameters)} is {_kind(parameters)}, not a mapping"]
+    problems = [
+        f"{key_of((*path, name))} is not in the space" for name in parameters.keys() - space.parameters.keys()
+    ]
+    for name, parameter in space.parameters.items():
+        here = (*path, name)
+        if name not in parameters:
+            problems.append(f"{key_of(here)} is missing")
+        elif isinstance(parameter, Choice):
+            problems += _problems_of_choice(parameter, parameters[name], here)
+        elif not (_is_number(parameters[name]) and _supports(parameter, parameters[name])):
+            problems.append(f"{key_of(here)}: {shown(parameters[name])} is outside {parameter}")
+    return problems
+
+
+def _problems_of_choice(choice: Choice, value: Any, path: Path) -> list[str]:
+    name = value.get("_name") if isinstance(value, Mapping) else None
+    nested = [option for option in choice.options if isinstance(option, Nested) and option.name == name]
+    if nested:
+        inner = {key: child for key, child in value.items() if key != "_name"}
+        tries = [_problems_within(option.space, inner, path) for option in nested]
+        return min(tries, key=len)
+    plain = [option for option in choice.options if not isinstance(option, Nested)]
+    if any(_same_json(option, value) for option in plain):
+        return []
+    return [f"{key_of(path)}: {shown(value)} is not an option"]
+
+
+def _same_json(left: Any, right: Any) -> bool:
+    """Whether both are one JSON text; Python's == holds True equal to 1."""
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+def _supports(parameter: Parameter, value: float) -> bool:
+    match parameter:
+        case RandInt(low, high):
+            return isinstance(value, int) and low <= value < high
+        case Uniform(low, high) | LogUniform(low, high):
+            return low <= value <= high
+        case QUniform(low, high, q) | QLogUniform(low, high, q):
+            return parameter.quantised(value) == value if _is_exact(value, q) else low <= value <= high
+        case QNormal(_, _, q):
+            return not _is_exact(value, q) or multiple_of(value, q) == value
+        case QLogNormal(_, _, q):
+            return value >= 0 and (not _is_exact(value, q) or multiple_of(value, q) == value)
+        case LogNormal():
+            return value >= 0
+        case _:
+            return True
+
+
+def _is_exact(value: float, q: float) -> bool:
+    """Whether floats are fine enough at `value` to tell a multiple of q from its neighbours."""
+    return abs(value / q) < 2**50

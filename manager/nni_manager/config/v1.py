@@ -1,0 +1,181 @@
+"""The first schema of experiment files (NNI 1.x), as far as local experiments go.
+
+Source: NNI v1.9 and v2.0, ExperimentConfig reference and nnictl's schema.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import PlainValidator, ValidationInfo, field_validator
+from pydantic.alias_generators import to_camel
+
+from nni_manager.config.algorithms import reason_against_tuner
+from nni_manager.config.mistakes import remedy_for_unknown, shown
+from nni_manager.config.schema import Schema, is_placeholder, must_be, refusal
+
+# Keys that only other platforms have, by platform; with one of those they are no mistakes of their own.
+PLATFORM_KEYS: dict[str, tuple[str, ...]] = {
+    "remote": ("machineList", "remoteConfig"),
+    "pai": ("paiConfig",),
+    "kubeflow": ("kubeflowConfig",),
+    "frameworkcontroller": ("frameworkcontrollerConfig",),
+    "paiYarn": ("paiYarnConfig",),
+    "dlts": ("dltsConfig",),
+    "aml": ("amlConfig",),
+    "adl": ("adlConfig",),
+    "hybrid": ("hybridConfig", "machineList", "remoteConfig", "paiConfig", "amlConfig"),
+}
+_SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"^([1-9][0-9]*)([smhd])$", re.ASCII)
+
+
+def _duration_s(text: Any) -> float | None:
+    if text is None:
+        return None
+    match = _DURATION.match(text) if isinstance(text, str) else None
+    if match is None or len(match[1]) > 9:  # nine digits of seconds are thirty years
+        raise ValueError(text)
+    return float(int(match[1]) * _SECONDS_OF[match[2]])
+
+
+def _gpu_indices(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(value)  # noqa: TRY004 - pydantic lets a TypeError through
+    parts = [part.strip() for part in str(value).split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts) or len({*map(int, parts)}) != len(parts):
+        raise ValueError(value)
+    return tuple(int(part) for part in parts)
+
+
+GpuIndices = Annotated[tuple[int, ...] | None, PlainValidator(_gpu_indices)]
+
+
+class TunerV1(Schema):
+    """`tuner`. `includeIntermediateResults` and `gpuIndices` change nothing for the tuners of this version."""
+
+    builtin_tuner_name: str = must_be("the name of a tuner", "TPE")
+    # Checked by the schema of the algorithm once the name is known.
+    class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
+    include_intermediate_results: bool = must_be("true or false", "false", False)
+    gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
+    code_dir: Any = None
+    class_file_name: Any = None
+    class_name: Any = None
+
+    @field_validator("builtin_tuner_name", mode="before")
+    @classmethod
+    def _is_known(cls, name: Any) -> Any:
+        reason = reason_against_tuner(name)
+        if reason is not None and not is_placeholder(name):
+            raise refusal(reason)
+        return name
+
+    @field_validator("code_dir", "class_file_name", "class_name")
+    @classmethod
+    def _is_not_yet(cls, value: Any, info: ValidationInfo) -> None:
+        key = to_camel(info.field_name or "")
+        raise refusal(
+            f"cannot use tuner.{key}: tuners of your own are not in this version yet; "
+            "remove it and write builtinTunerName: TPE or Random"
+        )
+
+
+class TrialV1(Schema):
+    """`trial`."""
+
+    command: str = must_be("a shell command", "python3 train.py", min_length=1)
+    code_dir: str = must_be("a folder", ".", min_length=1)
+    gpu_num: int | None = must_be("a whole number from 0 to 99999", "0", None, ge=0, le=99999)
+
+
+class LocalConfigV1(Schema):
+    """`localConfig`."""
+
+    gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
+    max_trial_num_per_gpu: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
+    use_active_gpu: bool = must_be("true or false", "false", False)
+
+
+class ExperimentV1(Schema):
+    """A whole file. Paths are as written; durations are in seconds."""
+
+    author_name: str = must_be("a name", "your name", min_length=1)
+    experiment_name: str = must_be("a name", "digits", min_length=1)
+    description: str | None = must_be("text", "what this searches for", None)
+    trial_concurrency: int = must_be("a whole number from 1 to 99999", "2", ge=1, le=99999)
+    max_exec_duration: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
+        "a whole number and one of s, m, h, d", "1h", None
+    )
+    max_trial_num: int | None = must_be("a whole number from 1 to 99999", "20", None, ge=1, le=99999)
+    training_service_platform: str = must_be("a platform", "local")
+    search_space_path: str | None = must_be(
+        "the path of a JSON file", "search_space.json", None, min_length=1
+    )
+    use_annotation: bool = must_be("true or false", "false", False)
+    multi_phase: bool = must_be("true or false", "false", False)
+    multi_thread: bool = must_be("true or false", "false", False)
+    nni_manager_ip: str | None = must_be("an IPv4 address", "10.0.0.1", None)
+    log_dir: str = must_be("a folder", "~/nni-experiments", "", min_length=1)
+    debug: bool = must_be("true or false", "false", False)
+    version_check: bool | None = must_be("true or false", "true", None)
+    log_level: Literal["trace", "debug", "info", "warning", "error", "fatal"] = must_be(
+        "one of trace, debug, info, warning, error, fatal", "info", "info"
+    )
+    log_collection: Literal["none", "http"] = must_be("none or http", "none", "none")
+    tuner: TunerV1 | None = must_be("a mapping", "{builtinTunerName: TPE}", None)
+    assessor: Any = None
+    advisor: Any = None
+    trial: TrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: .}')
+    local_config: LocalConfigV1 | None = must_be("a mapping", "{maxTrialNumPerGpu: 1}", None)
+
+    @field_validator("training_service_platform", mode="before")
+    @classmethod
+    def _is_local(cls, word: Any) -> Any:
+        if word == "local" or is_placeholder(word) or not isinstance(word, str):
+            return word
+        if word in PLATFORM_KEYS:
+            raise refusal(
+                f"cannot use trainingServicePlatform {word!r} yet: this version runs local experiments; "
+                "write trainingServicePlatform: local"
+            )
+        remedy = remedy_for_unknown(word, ("local", *PLATFORM_KEYS))
+        raise refusal(f"cannot use trainingServicePlatform: {shown(word)} is not a platform; {remedy}")
+
+    @field_validator("nni_manager_ip")
+    @classmethod
+    def _is_ipv4(cls, text: str | None) -> str | None:
+        return None if text is None else str(ipaddress.IPv4Address(text))
+
+    @field_validator("use_annotation")
+    @classmethod
+    def _is_not_annotated(cls, asked: bool) -> bool:
+        if asked:
+            raise refusal(
+                "cannot use useAnnotation: true: annotation is not supported yet by this version; describe the "
+                "search space in a JSON file, name it in searchSpacePath and write useAnnotation: false"
+            )
+        return asked
+
+    @field_validator("multi_phase", "multi_thread")
+    @classmethod
+    def _is_off(cls, asked: bool, info: ValidationInfo) -> bool:
+        if asked:
+            key = to_camel(info.field_name or "")
+            raise refusal(
+                f"cannot use {key}: true: NNI deprecated it and nothing here does it; remove the key"
+            )
+        return asked
+
+    @field_validator("advisor", "assessor")
+    @classmethod
+    def _is_absent(cls, value: Any, info: ValidationInfo) -> None:
+        if value is not None:
+            way_out = {"advisor": "use a tuner, TPE or Random", "assessor": "remove it"}[
+                info.field_name or ""
+            ]
+            raise refusal(f"cannot use {info.field_name}: there is none in this version yet; {way_out}")

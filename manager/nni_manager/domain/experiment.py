@@ -1,0 +1,543 @@
+"""The experiment: when to ask the tuner, when to submit, when it is over. Events in, effects out.
+
+Theory of operation. As long as the experiment runs it keeps `concurrency` trials alive: each free place becomes a question
+to the tuner, each answer a trial, each trial a job. A trial's place is free when the trial has its final state, which is when
+every byte it wrote is stored. Reaching a limit or an exhausted tuner ends the asking, not the trials; the experiment is
+DONE when the last of them is final. Nothing here looks at all trials, so the ten-thousandth costs what the tenth did.
+
+Times named `now_s` are monotonic; those inside events and trials are seconds since the epoch.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from nni_manager.domain.metrics import reward
+from nni_manager.domain.trial import Trial, TrialEvent, TrialState
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+
+class ExperimentState(str, Enum):
+    """Where an experiment is, in NNI's words."""
+
+    INITIALIZED = "INITIALIZED"
+    RUNNING = "RUNNING"
+    NO_MORE_TRIAL = "NO_MORE_TRIAL"
+    TUNER_NO_MORE_TRIAL = "TUNER_NO_MORE_TRIAL"
+    DONE = "DONE"
+    ERROR = "ERROR"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more happens without a `resume`."""
+        return self in (ExperimentState.DONE, ExperimentState.ERROR, ExperimentState.STOPPED)
+
+    @property
+    def counts_time(self) -> bool:
+        """Whether time spent here counts against maxExecDuration."""
+        return self in (
+            ExperimentState.RUNNING,
+            ExperimentState.NO_MORE_TRIAL,
+            ExperimentState.TUNER_NO_MORE_TRIAL,
+        )
+
+
+class ExperimentEvent(Enum):
+    """What can happen to an experiment as a whole."""
+
+    BEGUN = "begun"
+    LIMIT_REACHED = "limit reached"
+    TUNER_EXHAUSTED = "tuner exhausted"
+    ALL_ENDED = "all ended"
+    FAILED = "failed"
+    STOP_ASKED = "stop asked"
+
+
+_E, _X = ExperimentState, ExperimentEvent
+NEXT: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = {
+    (_E.INITIALIZED, _X.BEGUN): _E.RUNNING,
+    (_E.INITIALIZED, _X.FAILED): _E.ERROR,
+    (_E.INITIALIZED, _X.STOP_ASKED): _E.STOPPING,
+    (_E.RUNNING, _X.LIMIT_REACHED): _E.NO_MORE_TRIAL,
+    (_E.RUNNING, _X.TUNER_EXHAUSTED): _E.TUNER_NO_MORE_TRIAL,
+    (_E.RUNNING, _X.FAILED): _E.ERROR,
+    (_E.RUNNING, _X.STOP_ASKED): _E.STOPPING,
+    (_E.NO_MORE_TRIAL, _X.ALL_ENDED): _E.DONE,
+    (_E.NO_MORE_TRIAL, _X.TUNER_EXHAUSTED): _E.NO_MORE_TRIAL,
+    (_E.NO_MORE_TRIAL, _X.FAILED): _E.ERROR,
+    (_E.NO_MORE_TRIAL, _X.STOP_ASKED): _E.STOPPING,
+    (_E.TUNER_NO_MORE_TRIAL, _X.ALL_ENDED): _E.DONE,
+    (_E.TUNER_NO_MORE_TRIAL, _X.TUNER_EXHAUSTED): _E.TUNER_NO_MORE_TRIAL,
+    (_E.TUNER_NO_MORE_TRIAL, _X.LIMIT_REACHED): _E.TUNER_NO_MORE_TRIAL,
+    (_E.TUNER_NO_MORE_TRIAL, _X.FAILED): _E.ERROR,
+    (_E.TUNER_NO_MORE_TRIAL, _X.STOP_ASKED): _E.STOPPING,
+    (_E.STOPPING, _X.STOP_ASKED): _E.STOPPING,
+    (_E.STOPPING, _X.FAILED): _E.STOPPING,
+    (_E.STOPPING, _X.ALL_ENDED): _E.STOPPED,
+    (_E.ERROR, _X.FAILED): _E.ERROR,  # the first error is the one shown
+    (_E.ERROR, _X.STOP_ASKED): _E.ERROR,
+    (_E.DONE, _X.STOP_ASKED): _E.DONE,
+    (_E.STOPPED, _X.STOP_ASKED): _E.STOPPED,
+    # resume
+    (_E.STOPPING, _X.BEGUN): _E.RUNNING,
+    (_E.STOPPED, _X.BEGUN): _E.RUNNING,
+    (_E.ERROR, _X.BEGUN): _E.RUNNING,
+    (_E.DONE, _X.BEGUN): _E.RUNNING,
+    (_E.RUNNING, _X.BEGUN): _E.RUNNING,
+    (_E.NO_MORE_TRIAL, _X.BEGUN): _E.RUNNING,
+    (_E.TUNER_NO_MORE_TRIAL, _X.BEGUN): _E.RUNNING,
+}
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The manager is ready. Also after a resume, when the trials of before have been restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParametersSuggested:
+    """The tuner answered: a new trial with these parameters. The ids are new."""
+
+    trial_id: str
+    sequence_id: int
+    parameters: Mapping[str, Any]
+    memo: Mapping[str, Any]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TunerExhausted:
+    """The tuner has no parameters left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunerFailed:
+    """The tuner raised. `message` is for people and may have many lines."""
+
+    message: str
+    was_asked: bool
+    """Whether this is the answer to an `AskTuner`, rather than to a `TellTuner`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """A keeper says that the command runs."""
+
+    key: AttemptKey
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsStored:
+    """Records of an attempt are rows now, in this order. Each is (is_final, JSON text)."""
+
+    key: AttemptKey
+    records: tuple[tuple[bool, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """The command is over; its last bytes may still be on their way."""
+
+    ended: TrialEnded
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDelivered:
+    """The manager has every byte of an attempt that has ended."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLost:
+    """The trial's job is gone, and the workspace does not tell how the trial ended."""
+
+    trial_id: str
+    reason: ExitReason
+    message: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperMatched:
+    """A keeper of an agreeing version has connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStopAsked:
+    """Somebody wants one trial to end."""
+
+    trial_id: str
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentStopAsked:
+    """Somebody wants the experiment to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """A good moment to look at the limits."""
+
+
+Event = (
+    Begun
+    | ParametersSuggested
+    | TunerExhausted
+    | TunerFailed
+    | AttemptStarted
+    | MetricsStored
+    | AttemptEnded
+    | AttemptDelivered
+    | TrialLost
+    | KeeperMatched
+    | TrialStopAsked
+    | ExperimentStopAsked
+    | TimePassed
+)
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class AskTuner:
+    """Ask for one set of parameters."""
+
+    sequence_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellTuner:
+    """How a trial came out. None: it has no result."""
+
+    sequence_id: int
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTrial:
+    """Store the trial as it is now."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class SaveExperiment:
+    """Store the experiment's own state."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitTrial:
+    """Make the trial a job, once it is stored."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """End the job of a trial."""
+
+    trial: Trial
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAttempt:
+    """Tell the keeper that nothing about the attempt needs to be sent again, once the trial is stored."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The experiment is over; nothing runs any more."""
+
+
+Effect = AskTuner | TellTuner | SaveTrial | SaveExperiment | SubmitTrial | StopJob | CloseAttempt | Finish
+
+
+@dataclass(slots=True)
+class Limits:
+    """What may change while the experiment runs. None: no limit."""
+
+    concurrency: int
+    max_trials: int | None
+    max_duration_s: float | None
+
+
+@dataclass(slots=True)
+class Experiment:
+    """One experiment with all its trials. `active_s` is the time it spent running, before `_running_since_s`."""
+
+    experiment_id: str
+    limits: Limits
+    maximize: bool
+    state: ExperimentState = ExperimentState.INITIALIZED
+    error: str = ""
+    active_s: float = 0.0
+    trials: dict[str, Trial] = field(default_factory=dict)
+    counts: Counter[TrialState] = field(default_factory=Counter)
+    best: Trial | None = None
+    keeper_has_matched: bool = False
+    _running_since_s: float | None = None
+    _asked: int = 0
+    _next_sequence_id: int = 0
+    _live: int = 0
+    _finished: bool = False
+
+    # ---- what others may look at
+
+    def duration_s(self, now_s: float) -> float:
+        """Seconds spent running so far."""
+        return self.active_s + (0.0 if self._running_since_s is None else now_s - self._running_since_s)
+
+    @property
+    def time_runs_out_at_s(self) -> float | None:
+        """When the duration limit will be reached, by the monotonic clock; None while time does not count or has no limit."""
+        if self._running_since_s is None or self.limits.max_duration_s is None:
+            return None
+        return self._running_since_s + self.limits.max_duration_s - self.active_s
+
+    def restore(self, trials: Iterable[Trial]) -> None:
+        """Take over the trials of an earlier manager, before `Begun`."""
+        for trial in trials:
+            self.trials[trial.trial_id] = trial
+            self.counts[trial.state] += 1
+            self._live += not trial.state.is_final
+            self._next_sequence_id = max(self._next_sequence_id, trial.sequence_id + 1)
+            self._note_best(trial)
+
+    # ---- events
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """What to do about the event, in this order."""
+        effects = self._handle(event, now_s)
+        return effects + self._go_on(now_s)
+
+    def _handle(self, event: Event, now_s: float) -> list[Effect]:
+        match event:
+            case MetricsStored():
+                return self._note_metrics(event)
+            case AttemptStarted():
+                return self._note_start(event)
+            case AttemptEnded():
+                return self._note_end(event.ended)
+            case AttemptDelivered():
+                return self._note_delivery(event.key, now_s)
+            case ParametersSuggested():
+                return self._add_trial(event, now_s)
+            case TunerExhausted():
+                self._asked -= 1
+                return self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
+            case TunerFailed():
+                self._asked -= event.was_asked
+                return self._fail(event.message, now_s)
+            case TrialLost():
+                return self._note_loss(event, now_s)
+            case KeeperMatched():
+                self.keeper_has_matched = True
+                return []
+            case TrialStopAsked():
+                return self._stop_trial(event.trial_id, event.reason)
+            case ExperimentStopAsked():
+                return self._stop_all(now_s)
+            case Begun():
+                return self._begin(now_s)
+            case TimePassed():
+                return []
+
+    def _begin(self, now_s: float) -> list[Effect]:
+        self.error = ""
+        self._finished = False
+        return self._move(ExperimentEvent.BEGUN, now_s)
+
+    def _add_trial(self, event: ParametersSuggested, now_s: float) -> list[Effect]:
+        self._asked -= 1
+        trial = Trial(
+            event.trial_id,
+            event.sequence_id,
+            event.parameters,
+            event.memo,
+            event.at_s,
+            # One job per trial, so the trial's name serves both.
+            job_id=event.trial_id,
+        )
+        self.trials[trial.trial_id] = trial
+        self.counts[trial.state] += 1
+        self._live += 1
+        if not self._wants_trials:
+            # The answer came after the experiment was stopped: the trial ends before it begins.
+            trial.stop_reason = ExitReason.STOPPED_BY_USER
+            return self._lose(
+                trial, ExitReason.STOPPED_BY_USER, "the experiment was stopped", event.at_s, now_s
+            )
+        return [SaveTrial(trial), SubmitTrial(trial)]
+
+    def _note_start(self, event: AttemptStarted) -> list[Effect]:
+        trial = self.trials[event.key.trial_id]
+        if trial.state.is_final or not trial.counts(event.key):
+            return []
+        repeats_itself = trial.attempt == event.key.attempt and trial.state is not TrialState.WAITING
+        if repeats_itself:
+            return []
+        with self._counted(trial):
+            trial.began(event.key, event.at_s)
+        return [SaveTrial(trial)]
+
+    def _note_metrics(self, event: MetricsStored) -> list[Effect]:
+        trial = self.trials[event.key.trial_id]
+        if trial.state.is_final or not trial.counts(event.key):
+            return []
+        has_news = False
+        for is_final, value in event.records:
+            if not is_final:
+                trial.intermediate = value
+                trial.intermediate_count += 1
+            elif trial.final is None:  # a second final result is kept as a row, but the first one counts
+                trial.final = value
+                trial.value = reward(value)
+                has_news = True
+        return [SaveTrial(trial)] if has_news else []
+
+    def _note_end(self, ended: TrialEnded) -> list[Effect]:
+        trial = self.trials[ended.key.trial_id]
+        if trial.state.is_final:
+            return [CloseAttempt(ended.key)]
+        if not trial.counts(ended.key) or trial.ended is not None:
+            return []
+        with self._counted(trial):
+            trial.finished(ended)
+        return [SaveTrial(trial)]
+
+    def _note_delivery(self, key: AttemptKey, now_s: float) -> list[Effect]:
+        trial = self.trials[key.trial_id]
+        if trial.state.is_final or trial.ended is None or trial.ended.key != key:
+            return [CloseAttempt(key)]
+        with self._counted(trial):
+            trial.happened(TrialEvent.CLOSED)
+        return [*self._settle(trial, now_s), CloseAttempt(key)]
+
+    def _note_loss(self, event: TrialLost, now_s: float) -> list[Effect]:
+        trial = self.trials[event.trial_id]
+        if trial.state.is_final:
+            return []
+        return self._lose(trial, event.reason, event.message, event.at_s, now_s)
+
+    def _lose(
+        self, trial: Trial, reason: ExitReason, message: str, at_s: float, now_s: float
+    ) -> list[Effect]:
+        with self._counted(trial):
+            trial.gone(reason, message, at_s)
+        return self._settle(trial, now_s)
+
+    def _settle(self, trial: Trial, now_s: float) -> list[Effect]:
+        """The trial is final: its place is free, and the tuner learns of it."""
+        self._live -= 1
+        self._note_best(trial)
+        value = trial.value if trial.state is TrialState.SUCCEEDED else None
+        effects: list[Effect] = [SaveTrial(trial), TellTuner(trial.sequence_id, value)]
+        if trial.reason is ExitReason.VERSION and not self.keeper_has_matched:
+            # Every other job would fail in the same way.
+            effects += self._fail(trial.message, now_s)
+        return effects
+
+    def _note_best(self, trial: Trial) -> None:
+        if trial.state is not TrialState.SUCCEEDED or trial.value is None:
+            return
+        best = self.best.value if self.best is not None else None
+        if best is None or (trial.value > best if self.maximize else trial.value < best):
+            self.best = trial
+
+    def _stop_trial(self, trial_id: str, reason: ExitReason) -> list[Effect]:
+        trial = self.trials[trial_id]
+        if trial.state.is_final:
+            return []
+        with self._counted(trial):
+            trial.happened(TrialEvent.STOP_ASKED)
+        if trial.stop_reason is not None or trial.state is not TrialState.STOPPING:
+            return []
+        trial.stop_reason = reason
+        return [SaveTrial(trial), StopJob(trial, reason)]
+
+    def _stop_all(self, now_s: float) -> list[Effect]:
+        effects = self._move(ExperimentEvent.STOP_ASKED, now_s)
+        for trial in [trial for trial in self.trials.values() if not trial.state.is_final]:
+            effects += self._stop_trial(trial.trial_id, ExitReason.STOPPED_BY_USER)
+        return effects
+
+    def _fail(self, message: str, now_s: float) -> list[Effect]:
+        self.error = self.error or message
+        return self._move(ExperimentEvent.FAILED, now_s)
+
+    # ---- after every event
+
+    @property
+    def _wants_trials(self) -> bool:
+        return self.state in (
+            ExperimentState.RUNNING,
+            ExperimentState.TUNER_NO_MORE_TRIAL,
+            ExperimentState.NO_MORE_TRIAL,
+        )
+
+    def _go_on(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.state is ExperimentState.RUNNING:
+            out_of_time = (
+                self.limits.max_duration_s is not None
+                and self.duration_s(now_s) >= self.limits.max_duration_s
+            )
+            left = (
+                None
+                if self.limits.max_trials is None
+                else self.limits.max_trials - len(self.trials) - self._asked
+            )
+            if out_of_time or (left is not None and left <= 0 and not self._asked):
+                effects += self._move(ExperimentEvent.LIMIT_REACHED, now_s)
+            else:
+                free = self.limits.concurrency - self._live - self._asked
+                for _ in range(free if left is None else min(free, left)):
+                    self._asked += 1
+                    effects.append(AskTuner(self._next_sequence_id))
+                    self._next_sequence_id += 1
+        if self._live == 0 and self._asked == 0:
+            if (self.state, ExperimentEvent.ALL_ENDED) in NEXT:
+                effects += self._move(ExperimentEvent.ALL_ENDED, now_s)
+            if self.state.is_over and not self._finished:
+                self._finished = True
+                effects.append(Finish())
+        return effects
+
+    def _move(self, event: ExperimentEvent, now_s: float) -> list[Effect]:
+        before, self.state = self.state, NEXT[self.state, event]
+        if before.counts_time and self._running_since_s is not None and not self.state.counts_time:
+            self.active_s += now_s - self._running_since_s
+            self._running_since_s = None
+        elif self.state.counts_time and self._running_since_s is None:
+            self._running_since_s = now_s
+        return [SaveExperiment()] if before is not self.state or event is ExperimentEvent.FAILED else []
+
+    def _counted(self, trial: Trial) -> "_Counted":
+        return _Counted(self.counts, trial)
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Keeps the counts by state right while a trial changes its own."""
+
+    counts: Counter[TrialState]
+    trial: Trial
+
+    def __enter__(self) -> None:
+        self.counts[self.trial.state] -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.counts[self.trial.state] += 1

@@ -1,0 +1,20 @@
+"""What a metric means to the search."""
+
+import json
+import math
+
+
+def reward(value: str) -> float | None:
+    """The number the tuner is told: the metric itself, or a dict's `default`. None when there is no such finite number.
+
+    `value` is JSON text as the training code reported it; NaN and infinities are legal there, and no reward.
+    """
+    try:
+        metric = json.loads(value)
+    except ValueError:
+        return None
+    if isinstance(metric, dict):
+        metric = metric.get("default")
+    if isinstance(metric, bool) or not isinstance(metric, (int, float)) or not math.isfinite(metric):
+        return None
+    return float(metric)

@@ -1,0 +1,137 @@
+"""The manager's half of replication: which of the bytes that arrive are new, and which are safe.
+
+Theory of operation. For each stream of an attempt: durable <= received. A chunk may begin before `received` (it was sent
+again after a lost link): what is there already is dropped. It can never begin after it, unless the keeper breaks the
+protocol. New bytes become a `Commit`; once the store has committed it, `durable` moves, and only then is the keeper told.
+
+A metric record is durable as a whole or not at all, so the durable offset of `metrics` lies between two records; the bytes
+of a torn one are kept until the rest of it comes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nni_sdk.records import Garbage, Record, decode
+from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
+
+
+class StreamBroken(ValueError):
+    """The keeper left out bytes; it must connect again and go on from what is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Effect: make this durable in one transaction.
+
+    `data` are the bytes of a log, beginning at `offset`; metrics have `records` instead. `new_offset` is durable afterwards.
+    """
+
+    key: AttemptKey
+    stream: Stream
+    offset: int
+    new_offset: int
+    data: bytes = b""
+    records: tuple[Record, ...] = ()
+    garbage: tuple[Garbage, ...] = ()
+
+
+@dataclass(slots=True)
+class _Inflow:
+    durable: int
+    received: int
+    # Received, and not yet part of a commit: the beginning of a record. It starts where the last commit ended.
+    torn: bytes = b""
+
+
+@dataclass(slots=True)
+class Receiver:
+    """What has arrived of one attempt."""
+
+    key: AttemptKey
+    _inflows: dict[Stream, _Inflow] = field(default_factory=dict)
+    _final_sizes: Offsets | None = None
+
+    @classmethod
+    def restored(cls, key: AttemptKey, durable: Offsets) -> "Receiver":
+        """Go on from what the store has."""
+        return cls(key, {stream: _Inflow(offset, offset) for stream, offset in durable.items()})
+
+    @property
+    def durable(self) -> Mapping[Stream, int]:
+        """What a keeper is told at Welcome."""
+        return {stream: inflow.durable for stream, inflow in self._inflows.items()}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the attempt has ended and all of it is durable."""
+        return self._final_sizes is not None and all(
+            self._inflow(stream).durable >= size for stream, size in self._final_sizes.items()
+        )
+
+    def received(self, stream: Stream) -> int:
+        """Up to where bytes have arrived, durable or not."""
+        return self._inflow(stream).received
+
+    def take(self, stream: Stream, offset: int, data: bytes) -> list[Commit]:
+        """A chunk arrived: what of it is to be committed.
+
+        Raises:
+            StreamBroken: bytes are missing before it.
+        """
+        inflow = self._inflow(stream)
+        if offset > inflow.received:
+            raise StreamBroken(
+                f"cannot take {stream.value} of {self.key} from offset {offset}: only {inflow.received} bytes are here; "
+                "connect again and go on from the offset in Welcome"
+            )
+        new = data[inflow.received - offset :]
+        if not new:
+            return []
+        inflow.received += len(new)
+        if stream is Stream.METRICS:
+            return self._take_metrics(inflow, new)
+        return [Commit(self.key, stream, inflow.received - len(new), inflow.received, data=new)]
+
+    def end(self, final_sizes: Offsets) -> list[Commit]:
+        """The attempt is over; this many bytes count."""
+        self._final_sizes = dict(final_sizes)
+        inflow = self._inflow(Stream.METRICS)
+        return self._give_up_torn(inflow) if inflow.received >= final_sizes.get(Stream.METRICS, 0) else []
+
+    def committed(self, commit: Commit) -> None:
+        """The store has made this durable."""
+        self._inflow(commit.stream).durable = commit.new_offset
+
+    def _take_metrics(self, inflow: _Inflow, new: bytes) -> list[Commit]:
+        whole = inflow.torn + new
+        start = inflow.received - len(whole)
+        decoded = decode(whole, start)
+        inflow.torn = whole[decoded.consumed :]
+        commits = []
+        if decoded.consumed:
+            commits.append(
+                Commit(
+                    self.key,
+                    Stream.METRICS,
+                    start,
+                    start + decoded.consumed,
+                    records=tuple(decoded.records),
+                    garbage=tuple(decoded.garbage),
+                )
+            )
+        ends_here = self._final_sizes is not None and inflow.received >= self._final_sizes.get(
+            Stream.METRICS, 0
+        )
+        return commits + (self._give_up_torn(inflow) if ends_here else [])
+
+    def _give_up_torn(self, inflow: _Inflow) -> list[Commit]:
+        """A record that will never be whole: its writer was killed, or its disk was full, in the middle of it."""
+        if not inflow.torn:
+            return []
+        start = inflow.received - len(inflow.torn)
+        garbage = Garbage(start, len(inflow.torn), "the record was never finished")
+        inflow.torn = b""
+        return [Commit(self.key, Stream.METRICS, start, inflow.received, garbage=(garbage,))]
+
+    def _inflow(self, stream: Stream) -> _Inflow:
+        return self._inflows.setdefault(stream, _Inflow(0, 0))

@@ -1,0 +1,162 @@
+"""The life of a trial, as the manager sees it.
+
+A trial waits, runs, and ends for one reason. Between the end of its command and its final state lies CLOSING: the manager
+does not have every byte yet, and a final result may be among those that are on their way.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+
+class TrialState(str, Enum):
+    """Where a trial is. The value is NNI's word where NNI has one."""
+
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    CLOSING = "CLOSING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    USER_CANCELED = "USER_CANCELED"
+    SYS_CANCELED = "SYS_CANCELED"
+    EARLY_STOPPED = "EARLY_STOPPED"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more happens to the trial."""
+        return self in FINAL_STATES
+
+    @property
+    def nni_status(self) -> str:
+        """The word NNI's interfaces know: they have none for a trial that is on its way out."""
+        return "RUNNING" if self in (TrialState.STOPPING, TrialState.CLOSING) else self.value
+
+
+# The one place that says what a reason means for the state.
+FINAL_STATE: dict[ExitReason, TrialState] = {
+    ExitReason.SUCCEEDED: TrialState.SUCCEEDED,
+    ExitReason.NONZERO_EXIT: TrialState.FAILED,
+    ExitReason.SIGNAL: TrialState.FAILED,
+    ExitReason.OUT_OF_MEMORY: TrialState.FAILED,
+    ExitReason.STOPPED_BY_USER: TrialState.USER_CANCELED,
+    ExitReason.EARLY_STOPPED: TrialState.EARLY_STOPPED,
+    ExitReason.TIME_LIMIT: TrialState.SYS_CANCELED,
+    ExitReason.KEEPER_LOST: TrialState.FAILED,
+    ExitReason.JOB_LOST: TrialState.FAILED,
+    ExitReason.MOUNT: TrialState.FAILED,
+    ExitReason.VERSION: TrialState.FAILED,
+    ExitReason.COULD_NOT_START: TrialState.FAILED,
+}
+FINAL_STATES = frozenset(FINAL_STATE.values())
+
+
+class TrialEvent(Enum):
+    """What can happen to a trial."""
+
+    STARTED = "started"
+    STOP_ASKED = "stop asked"
+    ENDED = "ended"
+    CLOSED = "closed"
+
+
+_W, _R, _S, _C = TrialState.WAITING, TrialState.RUNNING, TrialState.STOPPING, TrialState.CLOSING
+# `None`: the final state that the trial's reason has in FINAL_STATE.
+NEXT: dict[tuple[TrialState, TrialEvent], TrialState | None] = {
+    (_W, TrialEvent.STARTED): _R,
+    (_W, TrialEvent.STOP_ASKED): _S,
+    (_W, TrialEvent.ENDED): _C,  # so short that its start is told together with its end, or it never started
+    (_R, TrialEvent.STARTED): _R,  # told again after a lost link, or a new attempt
+    (_R, TrialEvent.STOP_ASKED): _S,
+    (_R, TrialEvent.ENDED): _C,
+    (_S, TrialEvent.STARTED): _S,
+    (_S, TrialEvent.STOP_ASKED): _S,  # the first reason stands
+    (_S, TrialEvent.ENDED): _C,
+    (_C, TrialEvent.STARTED): _R,  # the cluster made a new attempt before the last one was closed
+    (_C, TrialEvent.STOP_ASKED): _C,  # it came too late
+    (_C, TrialEvent.ENDED): _C,  # told again after a lost link
+    (_C, TrialEvent.CLOSED): None,
+}
+
+
+@dataclass(slots=True)
+class Trial:
+    """One evaluation of one set of parameters.
+
+    `parameters` is what the training code gets; `memo` is the tuner's own note, stored with it. Times are in seconds since
+    the epoch. `final` is the JSON text of the final result of the attempt that counts, `value` the number in it.
+    """
+
+    trial_id: str
+    sequence_id: int
+    parameters: Mapping[str, Any]
+    memo: Mapping[str, Any]
+    created_at_s: float
+    job_id: str
+    state: TrialState = TrialState.WAITING
+    attempt: int | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    stop_reason: ExitReason | None = None
+    reason: ExitReason | None = None
+    exit_code: int | None = None
+    message: str = ""
+    final: str | None = None
+    value: float | None = None
+    intermediate: str | None = None
+    intermediate_count: int = 0
+    # Attempts whose end is on record while their bytes are still on their way.
+    ended: TrialEnded | None = field(default=None, repr=False)
+
+    def happened(self, event: TrialEvent) -> None:
+        """Move on by the table.
+
+        Raises:
+            KeyError: the event cannot happen in this state; a bug.
+        """
+        following = NEXT[self.state, event]
+        if following is not None:
+            self.state = following
+        elif self.reason is not None:
+            self.state = FINAL_STATE[self.reason]
+        else:
+            raise KeyError(f"trial {self.trial_id} is closed without a reason")
+
+    def counts(self, key: AttemptKey) -> bool:
+        """Whether this attempt's records are the trial's: only those of the newest attempt are."""
+        return self.attempt is None or key.attempt >= self.attempt
+
+    def began(self, key: AttemptKey, at_s: float) -> None:
+        """An attempt runs. A newer one than before starts with empty hands."""
+        if self.attempt is None or key.attempt > self.attempt:
+            self.final = self.value = self.intermediate = None
+            self.intermediate_count = 0
+            self.ended = self.reason = self.exit_code = None
+        self.attempt = key.attempt
+        self.started_at_s = at_s
+        self.happened(TrialEvent.STARTED)
+
+    def finished(self, ended: TrialEnded) -> None:
+        """The command is over. What we asked for before decides the reason, unless the command had succeeded by itself."""
+        self.attempt = ended.key.attempt
+        self.ended = ended
+        self.reason = (
+            ended.reason if ended.reason is ExitReason.SUCCEEDED else (self.stop_reason or ended.reason)
+        )
+        self.exit_code = ended.exit_code
+        self.message = ended.message
+        self.started_at_s = ended.started_at_s
+        self.ended_at_s = ended.ended_at_s
+        self.happened(TrialEvent.ENDED)
+
+    def gone(self, reason: ExitReason, message: str, at_s: float) -> None:
+        """It is over and nobody can tell more than that."""
+        self.reason = self.stop_reason or reason
+        self.message = message
+        self.ended_at_s = at_s
+        self.happened(TrialEvent.ENDED)
+        self.happened(TrialEvent.CLOSED)

@@ -1,0 +1,384 @@
+"""The engine: owns one experiment, and does what its domain decides."""
+
+import asyncio
+import logging
+import secrets
+import string
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.domain.experiment import (
+    AskTuner,
+    AttemptStarted,
+    Begun,
+    CloseAttempt,
+    Effect,
+    Event,
+    Experiment,
+    ExperimentStopAsked,
+    Finish,
+    Limits,
+    ParametersSuggested,
+    SaveExperiment,
+    SaveTrial,
+    StopJob,
+    SubmitTrial,
+    TellTuner,
+    TimePassed,
+    TrialLost,
+    TrialStopAsked,
+    TunerExhausted,
+    TunerFailed,
+)
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.keepers import Keepers
+from nni_manager.engine.trial_files import LeftBehind, left_behind, read_rest, write_experiment, write_trial
+from nni_manager.errors import NniManagerError
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.store import ExperimentRow, Store, StoredExperiment, StoreReader, TrialRow
+from nni_manager.training_services.base import JobEnded, JobState, TrainingService
+from nni_manager.tuner.base import PastTrial, Tuner
+from trial_keeper import __version__
+from trial_keeper.exit_codes import describe
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.messages import Stream
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import ManagerDocument
+
+log = logging.getLogger(__name__)
+
+_SAVE_DURATION_EVERY_S = 10.0
+_ID_LETTERS = string.ascii_letters + string.digits
+TRIAL_ID_LENGTH = 5
+EXPERIMENT_ID_LENGTH = 8
+
+
+def new_id(length: int) -> str:
+    """A random id in NNI's form; whoever uses it looks whether it is taken."""
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(length))
+
+
+class Engine:
+    """One experiment. Lives on one event loop; nothing here is thread-safe."""
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        folder: ExperimentFolder,
+        make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
+        tuner: Tuner,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.reader = StoreReader(folder.database)
+        self.stored: StoredExperiment = self.reader.experiment()
+        self.experiment = Experiment(
+            self.stored.experiment_id,
+            Limits(config.trial_concurrency, config.max_trial_number, config.max_exec_duration_s),
+            maximize=config.tuner.optimize_mode == "maximize",
+            state=self.stored.state,
+            active_s=self.stored.active_s,
+            keeper_has_matched=self.stored.keeper_has_matched,
+        )
+        self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
+        self.keepers = Keepers(
+            self.experiment, self.stored.secret, config.version_check, self.commits, self.reader, self.post
+        )
+        self.finished = asyncio.Event()
+        """Set when the experiment is over and nothing runs any more."""
+        self.failure: BaseException | None = None
+        """A bug that ended the engine; the manager must end, and a resume goes on from what is stored."""
+        self.ended_at_s: float | None = self.stored.ended_at_s
+        self._service = make_service(self._note_job_ended)
+        self._tuner = tuner
+        self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
+        self._events: deque[Event] = deque()
+        self._is_handling = False
+        self._last_save: asyncio.Future[None] | None = None
+        self._submitting: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- life
+
+    async def start(self, addresses: tuple[str, ...]) -> None:
+        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on."""
+        workspace = self.folder.workspace
+        document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
+        write_experiment(workspace, document, self._service.run_script)
+        trials = self.reader.trials()
+        self.experiment.restore(trials)
+        if trials:
+            await self._in_tuner_thread(self._tuner.restore, [_past(trial) for trial in trials])
+        self.post(Begun())
+        for trial in trials:
+            if not trial.state.is_final:
+                await self._take_over(trial)
+        self._spawn(self._watch_time())
+
+    async def close(self) -> None:
+        """Let go of everything; trials that run go on, and all that was received is stored."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.keepers.close_all()
+        await self._service.close()
+        if self.failure is None:
+            self._save_experiment()
+            await self.commits.close()
+        self._tuner_thread.shutdown(wait=False, cancel_futures=True)
+        self.reader.close()
+
+    def stop(self) -> None:
+        """End the experiment: running trials are cancelled, and `finished` is set when the last is over."""
+        self.post(ExperimentStopAsked())
+
+    def stop_trial(self, trial_id: str, reason: ExitReason = ExitReason.STOPPED_BY_USER) -> None:
+        """End one trial. The trial is known."""
+        self.post(TrialStopAsked(trial_id, reason))
+
+    # ---- events
+
+    def post(self, event: Event) -> None:
+        """Something happened. Handled at once, and in order when it happens while another event is handled."""
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for effect in self.experiment.handle(self._events.popleft(), time.monotonic()):
+                    self._perform(effect)
+        finally:
+            self._is_handling = False
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case SaveTrial():
+                self._last_save = self.commits.add([TrialRow.of(effect.trial)])
+                self._log_trial(effect.trial)
+            case SaveExperiment():
+                self._save_experiment()
+            case AskTuner():
+                self._spawn(self._ask(effect.sequence_id))
+            case TellTuner():
+                self._spawn(self._tell(effect.sequence_id, effect.value))
+            case SubmitTrial():
+                self._submitting.add(effect.trial.trial_id)
+                self._spawn(self._submit(effect.trial))
+            case StopJob():
+                self.keepers.stop(effect.trial, effect.reason)
+                self._spawn(self._stop_job(effect.trial))
+            case CloseAttempt():
+                self._after_save(lambda: self.keepers.close(effect.key))
+            case Finish():
+                self.ended_at_s = time.time()
+                self._save_experiment()
+                self._after_save(self.finished.set)
+
+    def _save_experiment(self) -> None:
+        experiment = self.experiment
+        self._last_save = self.commits.add(
+            [
+                ExperimentRow(
+                    experiment.state,
+                    experiment.error,
+                    experiment.duration_s(time.monotonic()),
+                    self.ended_at_s if experiment.state.is_over else None,
+                    experiment.keeper_has_matched,
+                )
+            ]
+        )
+
+    def _after_save(self, action: Callable[[], None]) -> None:
+        if self._last_save is None or self._last_save.done():
+            action()
+        else:
+            self._last_save.add_done_callback(lambda done: action() if not done.exception() else None)
+
+    def _log_trial(self, trial: Trial) -> None:
+        if trial.state.is_final:
+            log.info(
+                "trial %s: %s, %s %s",
+                trial.trial_id,
+                trial.state.value,
+                trial.reason and trial.reason.value,
+                trial.value,
+            )
+        else:
+            log.info("trial %s: %s", trial.trial_id, trial.state.value)
+
+    # ---- the tuner, in a thread of its own: it may take its time
+
+    async def _ask(self, sequence_id: int) -> None:
+        try:
+            suggestion = await self._in_tuner_thread(self._tuner.ask, sequence_id)
+        except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
+            self._note_tuner_failure(error, was_asked=True)
+            return
+        if suggestion is None:
+            self.post(TunerExhausted())
+            return
+        trial_id = new_id(TRIAL_ID_LENGTH)
+        while trial_id in self.experiment.trials:
+            trial_id = new_id(TRIAL_ID_LENGTH)
+        self.post(
+            ParametersSuggested(trial_id, sequence_id, suggestion.parameters, suggestion.memo, time.time())
+        )
+
+    async def _tell(self, sequence_id: int, value: float | None) -> None:
+        try:
+            await self._in_tuner_thread(self._tuner.tell, sequence_id, value)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_tuner_failure(error, was_asked=False)
+
+    def _note_tuner_failure(self, error: Exception, *, was_asked: bool) -> None:
+        text = "".join(traceback.format_exception(error))
+        log.error("the tuner failed:\n%s", text)
+        self.post(
+            TunerFailed(
+                f"the tuner {self.config.tuner.name} failed and is asked no more; what it raised follows. "
+                f"Mend it, then go on with `nnictl resume {self.experiment.experiment_id}`.\n{text}",
+                was_asked,
+            )
+        )
+
+    def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
+        return asyncio.get_running_loop().run_in_executor(self._tuner_thread, function, *arguments)
+
+    # ---- jobs
+
+    async def _submit(self, trial: Trial) -> None:
+        try:
+            if self._last_save is not None:
+                await asyncio.shield(self._last_save)  # a job nobody remembers must not exist
+            placement = await self._service.place(trial.job_id)
+            if _is_waiting(trial):
+                await asyncio.to_thread(
+                    write_trial, self.folder.workspace, trial, self.config.trial_command, placement
+                )
+            if _is_waiting(trial):
+                await self._service.submit(self._settings(trial))
+        except (NniManagerError, OSError) as error:
+            self._lose(trial, ExitReason.COULD_NOT_START, str(error))
+        finally:
+            self._submitting.discard(trial.trial_id)
+        if trial.state is TrialState.STOPPING:
+            await self._stop_job(trial)
+
+    def _settings(self, trial: Trial) -> KeeperSettings:
+        return KeeperSettings(
+            experiment_id=self.experiment.experiment_id,
+            job_id=trial.job_id,
+            workspace=str(self.folder.workspace.root),
+            token=self.keepers.token(trial.job_id),
+            trial_id=trial.trial_id,
+            collect_logs=self.config.log_collection == "http",
+            version_check=self.config.version_check,
+        )
+
+    async def _stop_job(self, trial: Trial) -> None:
+        if trial.trial_id in self._submitting:
+            return  # the submission looks at the trial's state itself, and comes here afterwards
+        if not await self._service.stop(trial.job_id):
+            self._lose(trial, ExitReason.JOB_LOST, "stopped before it began")
+
+    def _lose(self, trial: Trial, reason: ExitReason, message: str) -> None:
+        self.post(TrialLost(trial.trial_id, reason, message, time.time()))
+
+    def _note_job_ended(self, ended: JobEnded) -> None:
+        trial = self.experiment.trials[ended.job_id]
+        if not trial.state.is_final:
+            self._spawn(self._recover(trial, ended))
+
+    async def _take_over(self, trial: Trial) -> None:
+        state = await self._service.adopt(trial.job_id)
+        log.info("trial %s: %s, its job is %s", trial.trial_id, trial.state.value, state.value)
+        if state is JobState.RUNNING:
+            if trial.state is TrialState.STOPPING:
+                await self._stop_job(trial)
+        elif state is JobState.ENDED or left_behind(self.folder.workspace, trial.trial_id) is not None:
+            self._spawn(self._recover(trial, JobEnded(trial.job_id, None, "")))
+        elif trial.state is TrialState.WAITING:
+            self._perform(SubmitTrial(trial))
+        else:
+            self._lose(trial, ExitReason.JOB_LOST, "its job is not known to the training service any more")
+
+    async def _recover(self, trial: Trial, job: JobEnded) -> None:
+        """The job is gone before its keeper told everything: the workspace has the rest."""
+        workspace = self.folder.workspace
+        left = await asyncio.to_thread(left_behind, workspace, trial.trial_id)
+        how = (
+            "its keeper is gone"
+            if job.exit_code is None
+            else f"its keeper ended with exit code {job.exit_code}"
+        )
+        reason = ExitReason.KEEPER_LOST
+        if job.exit_code is not None and (known := describe(job.exit_code)) is not None:
+            how, reason = f"{how}: {known}", ExitReason.COULD_NOT_START
+        if left is not None:
+            started_at_s = time.time() if left.ended is None else left.ended.started_at_s
+            self.post(AttemptStarted(left.key, started_at_s))
+            await self._take_rest(left)
+            if left.ended is not None:
+                self.keepers.end(left.ended)
+                how, reason = (
+                    "the workspace does not hold all that it wrote; check the shared storage",
+                    ExitReason.MOUNT,
+                )
+        await self.commits.add([])  # everything read so far is stored, and the experiment knows of it
+        if not trial.state.is_final:
+            self._lose(trial, reason, "\n".join(part for part in (how, job.message) if part))
+
+    async def _take_rest(self, left: LeftBehind) -> None:
+        streams = tuple(Stream) if self.config.log_collection == "http" else (Stream.METRICS,)
+        for stream in streams:
+            size = left.ended.final_sizes.get(stream) if left.ended is not None else None
+            pieces = read_rest(
+                self.folder.workspace, left.key, stream, self.keepers.received(left.key, stream), size
+            )
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                self.keepers.take(left.key, stream, *piece)
+
+    # ---- time
+
+    async def _watch_time(self) -> None:
+        while True:
+            runs_out_at_s = self.experiment.time_runs_out_at_s
+            delay_s = _SAVE_DURATION_EVERY_S
+            if runs_out_at_s is not None:
+                delay_s = min(delay_s, max(runs_out_at_s - time.monotonic(), 0.05))
+            await asyncio.sleep(delay_s)
+            self.post(TimePassed())
+            if self.experiment.state.counts_time:
+                self._save_experiment()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_task)
+
+    def _note_task(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        # A bug: go no further with a state that cannot be trusted. What is stored is right.
+        log.critical("the manager has a bug and ends", exc_info=error)
+        self.failure = error
+        self.finished.set()
+
+
+def _is_waiting(trial: Trial) -> bool:
+    return trial.state is TrialState.WAITING
+
+
+def _past(trial: Trial) -> PastTrial:
+    value = trial.value if trial.state is TrialState.SUCCEEDED else None
+    return PastTrial(trial.sequence_id, trial.parameters, trial.memo, value, trial.state.is_final)

@@ -1,0 +1,262 @@
+"""The keepers that are connected, and the bytes they bring."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from nni_manager.domain.experiment import (
+    AttemptDelivered,
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    Experiment,
+    KeeperMatched,
+    MetricsStored,
+)
+from nni_manager.domain.receiving import Commit, Receiver
+from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.commits import GroupCommit
+from nni_manager.store.store import StoreReader
+from trial_keeper import __version__
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    AttemptOffsets,
+    Chunk,
+    Durable,
+    Hello,
+    Idle,
+    KeeperMessage,
+    ManagerMessage,
+    StopTrial,
+    Stream,
+    TrialEnded,
+    TrialStarted,
+    Usage,
+    Welcome,
+)
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.versions import mismatch_message, versions_agree
+from trial_keeper.wire.workspace import is_safe_name
+
+log = logging.getLogger(__name__)
+
+
+def token_of(secret: bytes, job_id: str) -> str:
+    """What proves that a keeper speaks for a job. Outlives the manager's process, and says nothing about other jobs."""
+    return hmac.new(secret, job_id.encode(), hashlib.sha256).hexdigest()
+
+
+class KeeperSession:
+    """One open stream of one keeper."""
+
+    def __init__(self, keepers: "Keepers", job_id: str, trial: Trial) -> None:
+        self.job_id = job_id
+        self.trial = trial
+        self.outgoing: asyncio.Queue[ManagerMessage | None] = asyncio.Queue()
+        """What to send; None ends the stream."""
+        self._keepers = keepers
+
+    def receive(self, message: KeeperMessage) -> None:
+        """Take what the keeper says.
+
+        Raises:
+            StreamBroken: bytes are missing; the keeper must connect again.
+            ProtocolBroken: it speaks of another job's trial, or says Hello twice.
+        """
+        self._keepers.receive(self, message)
+
+    def closed(self) -> None:
+        """The stream is gone."""
+        self._keepers.forget(self)
+
+
+class Keepers:
+    """Lets keepers in, stores what they bring, and tells the experiment.
+
+    One `Receiver` per attempt lives from its first byte to its close, through any number of streams.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        secret: bytes,
+        check_versions: bool,
+        commits: GroupCommit,
+        reader: StoreReader,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._experiment = experiment
+        self._secret = secret
+        self._check_versions = check_versions
+        self._commits = commits
+        self._reader = reader
+        self._post = post
+        self._sessions: dict[str, KeeperSession] = {}
+        self._receivers: dict[AttemptKey, Receiver] = {}
+        self.last_contact_s: float | None = None
+        """When any keeper was last heard, in seconds since the epoch."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def token(self, job_id: str) -> str:
+        """The token of a job."""
+        return token_of(self._secret, job_id)
+
+    # ---- streams
+
+    def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession:
+        """Let a keeper in; its Welcome is queued.
+
+        Raises:
+            TokenWrong, VersionRefused, JobUnknown: it may not come in.
+            ProtocolBroken: it speaks of trials that are not its own.
+        """
+        if not hmac.compare_digest(token.encode(), self.token(job_id).encode()) or hello.job_id != job_id:
+            raise TokenWrong()
+        if self._check_versions and not versions_agree(__version__, hello.version):
+            message = mismatch_message(__version__, hello.version)
+            log.error("job %s: %s", job_id, message)
+            raise VersionRefused(message)
+        # A job is named after its trial.
+        trial = self._experiment.trials.get(job_id)
+        if trial is None or hello.experiment_id != self._experiment.experiment_id:
+            raise JobUnknown()
+        session = KeeperSession(self, job_id, trial)
+        for key in hello.attempts:
+            _check_owner(session, key)
+        earlier = self._sessions.pop(job_id, None)
+        if earlier is not None:
+            earlier.outgoing.put_nowait(None)
+        self._sessions[job_id] = session
+        log.info("job %s: keeper %s connected", job_id, hello.version)
+        self._post(KeeperMatched())
+        attempts = tuple(self._offsets(key, closed=trial.state.is_final) for key in hello.attempts)
+        session.outgoing.put_nowait(Welcome(__version__, attempts))
+        if trial.state is TrialState.STOPPING and trial.stop_reason is not None:
+            session.outgoing.put_nowait(StopTrial(trial.trial_id, trial.stop_reason))
+        return session
+
+    def forget(self, session: KeeperSession) -> None:
+        """A stream is gone."""
+        if self._sessions.get(session.job_id) is session:
+            del self._sessions[session.job_id]
+            log.info("job %s: keeper disconnected", session.job_id)
+
+    def receive(self, session: KeeperSession, message: KeeperMessage) -> None:
+        """What a keeper says; see `KeeperSession.receive`."""
+        self.last_contact_s = time.time()
+        match message:
+            case Chunk():
+                _check_owner(session, message.key)
+                if not session.trial.state.is_final:
+                    self.take(message.key, message.stream, message.offset, message.data)
+            case TrialStarted():
+                _check_owner(session, message.key)
+                self._post(AttemptStarted(message.key, message.started_at_s))
+            case TrialEnded():
+                _check_owner(session, message.key)
+                self.end(message)
+            case Hello():
+                raise ProtocolBroken(
+                    "cannot take a second Hello on one stream; use the keeper that comes with the manager"
+                )
+            case Usage() | Idle():
+                pass
+
+    # ---- bytes, from a stream or from the workspace
+
+    def received(self, key: AttemptKey, stream: Stream) -> int:
+        """Up to where bytes of an attempt have arrived."""
+        return self._receiver(key).received(stream)
+
+    def take(self, key: AttemptKey, stream: Stream, offset: int, data: bytes) -> None:
+        """Bytes of an attempt arrived.
+
+        Raises:
+            StreamBroken: bytes are missing before them.
+        """
+        receiver = self._receiver(key)
+        self._store(receiver, receiver.take(stream, offset, data))
+
+    def end(self, ended: TrialEnded) -> None:
+        """The end of an attempt is known; it is delivered when all its bytes are durable."""
+        self._post(AttemptEnded(ended))
+        if self._experiment.trials[ended.key.trial_id].state.is_final:
+            return  # the answer was to close it
+        receiver = self._receiver(ended.key)
+        commits = receiver.end(ended.final_sizes)
+        self._store(receiver, commits)
+        if not commits and receiver.is_complete:
+            self._post(AttemptDelivered(ended.key))
+
+    def stop(self, trial: Trial, reason: ExitReason) -> None:
+        """Tell the keeper of a trial to stop it, if it listens."""
+        self._send(trial.job_id, StopTrial(trial.trial_id, reason))
+
+    def close(self, key: AttemptKey) -> None:
+        """Everything about the attempt is stored: its keeper may go."""
+        job_id = self._experiment.trials[key.trial_id].job_id
+        self._send(job_id, Durable(self._offsets(key, closed=True)))
+        self._receivers.pop(key, None)
+
+    def close_all(self) -> None:
+        """End all streams; keepers will look for a manager again."""
+        for session in list(self._sessions.values()):
+            session.outgoing.put_nowait(None)
+
+    def _send(self, job_id: str, message: ManagerMessage) -> None:
+        session = self._sessions.get(job_id)
+        if session is not None:
+            session.outgoing.put_nowait(message)
+
+    def _store(self, receiver: Receiver, commits: list[Commit]) -> None:
+        if commits:
+            self._commits.add(commits).add_done_callback(partial(self._note_committed, receiver, commits))
+
+    def _note_committed(
+        self, receiver: Receiver, commits: list[Commit], done: "asyncio.Future[None]"
+    ) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return  # the writer's own task reports it and ends the manager; nothing is acknowledged
+        key = receiver.key
+        for commit in commits:
+            receiver.committed(commit)
+            for span in commit.garbage:
+                log.warning(
+                    "trial %s: %d bytes of metrics at %d are no record: %s",
+                    key,
+                    span.length,
+                    span.offset,
+                    span.reason,
+                )
+        trial = self._experiment.trials[key.trial_id]
+        self._send(trial.job_id, Durable(AttemptOffsets(key, dict(receiver.durable))))
+        records = tuple(
+            (record.type == "FINAL", record.value) for commit in commits for record in commit.records
+        )
+        if records:
+            self._post(MetricsStored(key, records))
+        if receiver.is_complete:
+            self._post(AttemptDelivered(key))
+
+    def _offsets(self, key: AttemptKey, *, closed: bool) -> AttemptOffsets:
+        return AttemptOffsets(key, dict(self._receiver(key).durable), closed)
+
+    def _receiver(self, key: AttemptKey) -> Receiver:
+        receiver = self._receivers.get(key)
+        if receiver is None:
+            receiver = self._receivers[key] = Receiver.restored(key, self._reader.offsets(key))
+        return receiver
+
+
+def _check_owner(session: KeeperSession, key: AttemptKey) -> None:
+    if key.trial_id != session.trial.trial_id or not is_safe_name(key.task):
+        raise ProtocolBroken(
+            f"cannot take {key} from job {session.job_id}: it is not that job's trial; stop the job"
+        )

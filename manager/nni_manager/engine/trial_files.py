@@ -1,0 +1,90 @@
+"""The workspace as the manager uses it: what it writes for a trial, and what it reads when no keeper can tell."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nni_manager.domain.trial import Trial
+from nni_manager.training_services.base import Placement
+from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.workspace import (
+    DocumentInvalid,
+    ManagerDocument,
+    TrialDocument,
+    Workspace,
+    exit_from_bytes,
+    replace_file,
+)
+
+_READ_BYTES = 256 * 1024
+# Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
+STORAGE_LAG_S = 6.0
+
+
+def write_experiment(workspace: Workspace, document: ManagerDocument, run_script: str) -> None:
+    """What every job needs."""
+    replace_file(workspace.run_sh, run_script.encode())
+    replace_file(workspace.manager_json, document.to_bytes())
+
+
+def write_trial(workspace: Workspace, trial: Trial, command: str, placement: Placement) -> None:
+    """What the job of one trial needs. Source for parameter.cfg: NNI v3.0 SDK."""
+    folder = workspace.trial(trial.trial_id)
+    folder.attempts.mkdir(parents=True, exist_ok=True)
+    parameters = {
+        "parameter_id": trial.sequence_id,
+        "parameter_source": "algorithm",
+        "parameters": trial.parameters,
+        "parameter_index": 0,
+    }
+    replace_file(folder.parameter_cfg, json.dumps(parameters).encode())
+    document = TrialDocument(
+        trial.trial_id, trial.sequence_id, command, placement.code_dir, placement.gpu_indices
+    )
+    replace_file(folder.trial_json, document.to_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What a keeper left in the workspace for one attempt. `ended` is None when it died before it could tell."""
+
+    key: AttemptKey
+    ended: TrialEnded | None
+
+
+def left_behind(workspace: Workspace, trial_id: str) -> LeftBehind | None:
+    """The newest attempt of a trial whose job is gone; None when no keeper ever began one."""
+    attempts = workspace.attempts_of(trial_id)
+    if not attempts:
+        return None
+    key = attempts[-1]
+    try:
+        return LeftBehind(key, exit_from_bytes(workspace.attempt(key).exit_json.read_bytes()))
+    except (FileNotFoundError, DocumentInvalid):
+        return LeftBehind(key, None)
+
+
+def read_rest(
+    workspace: Workspace, key: AttemptKey, stream: Stream, offset: int, size: int | None
+) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a stream from `offset` on, up to `size` or to where the file ends; pairs of offset and bytes.
+
+    When the storage does not show `size` bytes yet it is given some seconds.
+    """
+    gives_up_at_s = time.monotonic() + STORAGE_LAG_S
+    try:
+        file = workspace.attempt(key).stream(stream).open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(offset)
+        while size is None or offset < size:
+            data = file.read(_READ_BYTES if size is None else min(_READ_BYTES, size - offset))
+            if data:
+                yield offset, data
+                offset += len(data)
+            elif size is None or time.monotonic() > gives_up_at_s:
+                return
+            else:
+                time.sleep(0.2)

@@ -1,0 +1,1 @@
+"""The gRPC side of the manager: decode, one call, encode."""

@@ -1,0 +1,148 @@
+"""KeeperService: carries messages between a keeper's stream and its session."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from nni_manager.domain.receiving import StreamBroken
+from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
+from nni_manager.errors import UserMistake
+from trial_keeper.wire.convert import MessageInvalid, keeper_message_from_pb, manager_message_to_pb
+from trial_keeper.wire.messages import Hello, KeeperMessage, ManagerMessage
+from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+from trial_keeper.wire.v1 import keeper_pb2 as pb
+from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
+
+log = logging.getLogger(__name__)
+
+# The one place where our errors become gRPC's. ABORTED is worth another try, the others are not.
+STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
+    TokenWrong: grpc.StatusCode.UNAUTHENTICATED,
+    VersionRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    JobUnknown: grpc.StatusCode.NOT_FOUND,
+    ProtocolBroken: grpc.StatusCode.INVALID_ARGUMENT,
+    MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    StreamBroken: grpc.StatusCode.ABORTED,
+}
+_SERVER_OPTIONS = [
+    # A keeper that is gone without a word is noticed within 30 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Keepers ping every 10 s, also when they have nothing to say.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # two managers on one port must not share its keepers
+    # The largest chunk of metrics and its frame.
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+]
+
+
+class Session(Protocol):
+    """What the engine keeps for an open stream."""
+
+    @property
+    def outgoing(self) -> "asyncio.Queue[ManagerMessage | None]":
+        """What to send; None ends the stream."""
+
+    def receive(self, message: KeeperMessage) -> None:
+        """Take a message."""
+
+    def closed(self) -> None:
+        """The stream is gone."""
+
+
+class Gate(Protocol):
+    """Who lets keepers in."""
+
+    def admit(self, hello: Hello, job_id: str, token: str) -> Session:
+        """A session for this keeper, or one of the errors in STATUS_OF."""
+
+
+class KeeperServicer(KeeperServiceServicer):
+    """One call per keeper."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def Connect(  # type: ignore[override]  # noqa: N802 - the name is the protocol's
+        self,
+        request_iterator: AsyncIterator[pb.ConnectRequest],
+        context: "grpc.aio.ServicerContext[pb.ConnectRequest, pb.ConnectResponse]",
+    ) -> None:
+        """Carry messages both ways until either side ends the stream."""
+        try:
+            session = await self._admit(request_iterator, context)
+            if session is None:
+                return
+            try:
+                sending = asyncio.ensure_future(_send(session, context))
+                receiving = asyncio.ensure_future(_receive(session, request_iterator))
+                done, pending = await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
+                for task in pending:
+                    task.cancel()
+                await asyncio.gather(*pending, return_exceptions=True)
+                for task in done:
+                    task.result()
+            finally:
+                session.closed()
+        except tuple(STATUS_OF) as error:
+            log.warning("a keeper is turned away: %s", error)
+            await context.abort(STATUS_OF[type(error)], str(error))
+
+    async def _admit(
+        self,
+        requests: AsyncIterator[pb.ConnectRequest],
+        context: "grpc.aio.ServicerContext[pb.ConnectRequest, pb.ConnectResponse]",
+    ) -> Session | None:
+        metadata = dict(context.invocation_metadata() or ())
+        async for request in requests:
+            hello = keeper_message_from_pb(request)
+            if not isinstance(hello, Hello):
+                raise ProtocolBroken(
+                    "cannot take a message before Hello; use the keeper that comes with the manager"
+                )
+            return self._gate.admit(hello, str(metadata.get(JOB_KEY, "")), str(metadata.get(TOKEN_KEY, "")))
+        return None
+
+
+async def _send(
+    session: Session, context: "grpc.aio.ServicerContext[pb.ConnectRequest, pb.ConnectResponse]"
+) -> None:
+    while (message := await session.outgoing.get()) is not None:
+        await context.write(manager_message_to_pb(message))
+
+
+async def _receive(session: Session, requests: AsyncIterator[pb.ConnectRequest]) -> None:
+    async for request in requests:
+        session.receive(keeper_message_from_pb(request))
+
+
+class KeeperServer:
+    """The listening gRPC server."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        add_KeeperServiceServicer_to_server(KeeperServicer(gate), self._server)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            UserMistake: the port is taken.
+        """
+        try:
+            self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise UserMistake(
+                f"cannot listen for keepers on {host}:{port}: the port is taken; choose another pair with --port N "
+                "(keepers use N + 1), or --port auto"
+            ) from error
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End all streams; keepers look for a manager again."""
+        await self._server.stop(grace=0.5)

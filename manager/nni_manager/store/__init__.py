@@ -1,0 +1,1 @@
+"""What survives the manager: one SQLite file per experiment, and the logs it collected beside it."""

@@ -1,0 +1,169 @@
+"""Where things of an experiment lie on the manager's machine, and how `nnictl` finds all experiments of a user."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nni_manager.errors import UserMistake
+from trial_keeper.wire.workspace import Workspace, replace_file
+
+
+class ExperimentUnknown(UserMistake):
+    """cannot find the experiment; `nnictl experiment list --all` shows those there are"""
+
+
+class ExperimentTaken(UserMistake):
+    """cannot own the experiment: another manager does; stop that one first"""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerProcess:
+    """The manager that owns an experiment, or the last one that did."""
+
+    pid: int
+    host: str
+    port: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentFolder:
+    """One experiment's folder, `<logDir>/<experiment id>`. The workspace of local jobs is the same folder."""
+
+    path: Path
+
+    @property
+    def experiment_id(self) -> str:
+        """The folder is named after its experiment."""
+        return self.path.name
+
+    @property
+    def database(self) -> Path:
+        """The experiment's SQLite file."""
+        return self.path / "db" / "experiment.sqlite"
+
+    @property
+    def log(self) -> Path:
+        """Logs of the manager's own."""
+        return self.path / "log"
+
+    @property
+    def manager_log(self) -> Path:
+        """What the manager decided, one line each."""
+        return self.log / "nnimanager.log"
+
+    @property
+    def manager_stdout(self) -> Path:
+        """The manager's stdout when it runs in the background."""
+        return self.log / "nnictl_stdout.log"
+
+    @property
+    def manager_stderr(self) -> Path:
+        """The manager's stderr when it runs in the background."""
+        return self.log / "nnictl_stderr.log"
+
+    @property
+    def collected_logs(self) -> Path:
+        """Logs of trials that keepers sent."""
+        return self.log / "trials"
+
+    @property
+    def jobs(self) -> Path:
+        """What the local training service remembers of its jobs."""
+        return self.path / "jobs"
+
+    @property
+    def workspace(self) -> Workspace:
+        """The folder as keepers on this machine see it."""
+        return Workspace(self.path)
+
+    @property
+    def _process_json(self) -> Path:
+        return self.path / "manager-process.json"
+
+    def make(self) -> None:
+        """Make the folder of a new experiment, closed to other users.
+
+        Raises:
+            FileExistsError: there is one already.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700)
+        for folder in (self.database.parent, self.log, self.jobs, self.workspace.trials):
+            folder.mkdir()
+
+    def write_process(self, process: ManagerProcess) -> None:
+        """Let others know who owns the experiment now."""
+        replace_file(self._process_json, json.dumps(asdict(process)).encode())
+
+    def process(self) -> ManagerProcess | None:
+        """Who owns the experiment, or did so last; None before the first manager was ready."""
+        try:
+            return ManagerProcess(**json.loads(self._process_json.read_bytes()))
+        except FileNotFoundError:
+            return None
+
+    def running_process(self) -> ManagerProcess | None:
+        """The manager that owns the experiment now; None when there is none."""
+        with contextlib.suppress(ExperimentTaken), self.owned():
+            return None
+        return self.process()
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Own the experiment: one manager at a time, and none after it died, however it died.
+
+        Raises:
+            ExperimentTaken: another process owns it.
+        """
+        descriptor = os.open(self.path / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                owner = self.process()
+                whom = f"manager process {owner.pid}, port {owner.port}" if owner else "another manager"
+                raise ExperimentTaken(
+                    f"cannot own experiment {self.experiment_id}: {whom} does; "
+                    f"stop it first with `nnictl stop {self.experiment_id}`"
+                ) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All experiments of this user: one small file each, so that nothing is locked and nothing can spoil the rest."""
+
+    folder: Path
+
+    @classmethod
+    def of_user(cls) -> "Registry":
+        """The registry in the user's state folder (XDG_STATE_HOME)."""
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return cls(Path(state) / "trial-keeper" / "experiments")
+
+    def add(self, folder: ExperimentFolder) -> None:
+        """Remember an experiment."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self._entry(folder.experiment_id), json.dumps({"folder": str(folder.path)}).encode())
+
+    def remove(self, experiment_id: str) -> None:
+        """Forget an experiment; no matter if it was known."""
+        self._entry(experiment_id).unlink(missing_ok=True)
+
+    def all(self) -> list[ExperimentFolder]:
+        """Every experiment whose folder is still there, by id."""
+        if not self.folder.is_dir():
+            return []
+        entries = sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".json")
+        folders = [ExperimentFolder(Path(json.loads(entry.read_bytes())["folder"])) for entry in entries]
+        return [folder for folder in folders if folder.database.is_file()]
+
+    def _entry(self, experiment_id: str) -> Path:
+        return self.folder / f"{experiment_id}.json"

@@ -1,0 +1,60 @@
+-- name: add_experiment -- the one row, when the experiment is created
+INSERT INTO experiment (only_row, experiment_id, config, secret, created_at_s, state)
+VALUES (1, :experiment_id, :config, :secret, :created_at_s, :state);
+
+-- name: get_experiment -- the one row
+SELECT * FROM experiment;
+
+-- name: save_experiment -- what changes while it runs
+UPDATE experiment SET state = :state, error = :error, active_s = :active_s, ended_at_s = :ended_at_s,
+    keeper_has_matched = :keeper_has_matched;
+
+-- name: save_trial -- the whole row, new or not
+INSERT INTO trial (trial_id, sequence_id, parameters, memo, job_id, created_at_s, started_at_s, ended_at_s, state, attempt,
+    stop_reason, reason, exit_code, message, final, value)
+VALUES (:trial_id, :sequence_id, :parameters, :memo, :job_id, :created_at_s, :started_at_s, :ended_at_s, :state, :attempt,
+    :stop_reason, :reason, :exit_code, :message, :final, :value)
+ON CONFLICT (trial_id) DO UPDATE SET started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
+    state = excluded.state, attempt = excluded.attempt, stop_reason = excluded.stop_reason, reason = excluded.reason,
+    exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value;
+
+-- name: get_trials -- all, in the order they were made
+SELECT * FROM trial ORDER BY sequence_id;
+
+-- name: move_offset -- a stream is durable up to here
+INSERT INTO stream (trial_id, attempt, task, stream, durable_offset, garbage_bytes)
+VALUES (:trial_id, :attempt, :task, :stream, :durable_offset, :garbage_bytes)
+ON CONFLICT DO UPDATE SET durable_offset = excluded.durable_offset,
+    garbage_bytes = garbage_bytes + excluded.garbage_bytes;
+
+-- name: add_metric -- one record; a second row at its place is a bug and fails
+INSERT INTO metric (trial_id, attempt, task, record_offset, is_final, parameter_id, sequence, value, stored_at_s)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: get_offsets -- how far the streams of an attempt are durable
+SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task;
+
+-- name: get_garbage -- bytes of a trial's metrics that were no record
+SELECT coalesce(sum(garbage_bytes), 0) AS garbage_bytes FROM stream WHERE trial_id = :trial_id;
+
+-- name: get_metrics_of_trial -- the records that count, in the order they were written
+SELECT metric.* FROM metric JOIN trial USING (trial_id)
+WHERE trial_id = :trial_id AND metric.attempt = trial.attempt
+    AND (:is_final IS NULL OR is_final = :is_final)
+ORDER BY metric.task, record_offset;
+
+-- name: get_metrics -- the records that count of all trials, in the order of the trials
+SELECT metric.* FROM metric JOIN trial USING (trial_id)
+WHERE metric.attempt = trial.attempt AND (:is_final IS NULL OR is_final = :is_final)
+    AND sequence_id BETWEEN :first_sequence_id AND :last_sequence_id
+ORDER BY sequence_id, metric.task, record_offset;
+
+-- name: get_latest_intermediates -- the newest intermediate record of each trial that counts
+SELECT metric.*, max(record_offset) FROM metric JOIN trial USING (trial_id)
+WHERE metric.attempt = trial.attempt AND NOT is_final
+GROUP BY trial_id;
+
+-- name: get_progress_of_trials -- how many intermediate results of each trial count, and the newest, for a restored manager
+SELECT trial_id, count(*) AS count, max(record_offset) AS newest_offset FROM metric JOIN trial USING (trial_id)
+WHERE metric.attempt = trial.attempt AND NOT is_final AND state IN ('WAITING', 'RUNNING', 'STOPPING', 'CLOSING')
+GROUP BY trial_id;

@@ -1,0 +1,418 @@
+"""The experiment's database: `Store` writes, from one thread; `StoreReader` reads, beside it."""
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.receiving import Commit
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.errors import Bug, TryAgain, UserMistake
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.reasons import ExitReason
+
+# Counts up with every change to schema.sql; a migration from each earlier number comes with it.
+SCHEMA_VERSION = 1
+_QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
+
+
+class StoreUnusable(UserMistake):
+    """cannot use the experiment's database; see what the message says of the disk"""
+
+
+class StoreBusy(TryAgain):
+    """cannot write the experiment's database now; free some disk space or wait, then try again"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExperiment:
+    """The experiment's own row. Times in seconds since the epoch."""
+
+    experiment_id: str
+    config: str
+    secret: bytes
+    created_at_s: float
+    ended_at_s: float | None
+    state: ExperimentState
+    error: str
+    active_s: float
+    keeper_has_matched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentRow:
+    """Write: what changes of the experiment's own row."""
+
+    state: ExperimentState
+    error: str
+    active_s: float
+    ended_at_s: float | None
+    keeper_has_matched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """Write: a trial as it was when this was made. The trial itself may have changed since."""
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, trial: Trial) -> "TrialRow":
+        """A picture of the trial now."""
+        return cls(
+            {
+                "trial_id": trial.trial_id,
+                "sequence_id": trial.sequence_id,
+                "parameters": json.dumps(trial.parameters),
+                "memo": json.dumps(trial.memo),
+                "job_id": trial.job_id,
+                "created_at_s": trial.created_at_s,
+                "started_at_s": trial.started_at_s,
+                "ended_at_s": trial.ended_at_s,
+                "state": trial.state.value,
+                "attempt": trial.attempt,
+                "stop_reason": trial.stop_reason and trial.stop_reason.value,
+                "reason": trial.reason and trial.reason.value,
+                "exit_code": trial.exit_code,
+                "message": trial.message,
+                "final": trial.final,
+                "value": trial.value,
+            }
+        )
+
+
+Write = Commit | TrialRow | ExperimentRow
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One record that counts. `parameter_id` and `value` are JSON text."""
+
+    trial_id: str
+    attempt: int
+    task: str
+    record_offset: int
+    is_final: bool
+    parameter_id: str
+    sequence: int
+    value: str
+    stored_at_s: float
+
+
+def _load_queries() -> dict[str, str]:
+    text = resources.files(__package__).joinpath("queries.sql").read_text(encoding="utf-8")
+    return {name: statement.strip() for name, statement in _QUERY.findall(text)}
+
+
+QUERIES = _load_queries()
+
+
+@contextmanager
+def _own_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.IntegrityError as error:
+        raise Bug(
+            f"cannot store a row in {path}: {error}; this is a bug of trial-keeper, please report it"
+        ) from error
+    except sqlite3.OperationalError as error:
+        raise StoreBusy(
+            f"cannot write {path}: {error}; free some space on its disk, or wait and try again"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise StoreUnusable(
+            f"cannot use {path}: {error}; restore it from a copy, or start a new experiment"
+        ) from error
+
+
+class Store:
+    """The writer. Every method runs on the thread that calls it; calls must not overlap."""
+
+    def __init__(self, path: Path, logs: Path) -> None:
+        """Open the database, which exists; collected logs lie under `logs`.
+
+        Raises:
+            StoreUnusable: no database, or one that a newer version wrote.
+        """
+        self._path = path
+        self._logs = logs
+        if not path.is_file():
+            raise StoreUnusable(
+                f"cannot open {path}: there is no such file; `nnictl experiment list --all` shows what there is"
+            )
+        self._connection = self._connect(path)
+        with _own_errors(path):
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            raise StoreUnusable(
+                f"cannot open {path}: it has format {version} and this version reads {SCHEMA_VERSION}; "
+                "use the version of trial-keeper that made it"
+            )
+
+    @classmethod
+    def create(
+        cls, path: Path, logs: Path, experiment_id: str, config: str, secret: bytes, created_at_s: float
+    ) -> "Store":
+        """Make the database of a new experiment. The folder exists, the file does not."""
+        path.touch(mode=0o600, exist_ok=False)  # it holds the secret
+        connection = cls._connect(path)
+        schema = resources.files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
+        with _own_errors(path):
+            connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+            connection.execute(
+                QUERIES["add_experiment"],
+                {
+                    "experiment_id": experiment_id,
+                    "config": config,
+                    "secret": secret,
+                    "created_at_s": created_at_s,
+                    "state": ExperimentState.INITIALIZED.value,
+                },
+            )
+        connection.close()
+        return cls(path, logs)
+
+    @staticmethod
+    def _connect(path: Path) -> sqlite3.Connection:
+        with _own_errors(path):
+            # Writes come from one thread at a time, but not always from the same one.
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA journal_mode = WAL")
+            # Durable means after a power cut, too: one sync per commit, and a commit carries whatever has come meanwhile.
+            connection.execute("PRAGMA synchronous = FULL")
+            return connection
+
+    def commit(self, writes: Sequence[Write], now_s: float) -> None:
+        """Make all of this durable, or none of it. Log bytes are on disk before the offsets that speak of them.
+
+        Raises:
+            StoreBusy: the disk is full or does not answer; nothing was written, the same writes may be tried again.
+        """
+        self._write_logs([write for write in writes if isinstance(write, Commit) and write.data])
+        with _own_errors(self._path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                for write in writes:
+                    self._apply(write, now_s)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Let go of the file; its write-ahead log is folded in."""
+        self._connection.close()
+
+    def _apply(self, write: Write, now_s: float) -> None:
+        match write:
+            case Commit():
+                self._add_commit(write, now_s)
+            case TrialRow():
+                self._connection.execute(QUERIES["save_trial"], write.values)
+            case ExperimentRow():
+                self._connection.execute(
+                    QUERIES["save_experiment"],
+                    {
+                        "state": write.state.value,
+                        "error": write.error,
+                        "active_s": write.active_s,
+                        "ended_at_s": write.ended_at_s,
+                        "keeper_has_matched": write.keeper_has_matched,
+                    },
+                )
+
+    def _add_commit(self, commit: Commit, now_s: float) -> None:
+        key = commit.key
+        if commit.records:
+            self._connection.executemany(
+                QUERIES["add_metric"],
+                [
+                    (
+                        key.trial_id,
+                        key.attempt,
+                        key.task,
+                        record.offset,
+                        record.type == "FINAL",
+                        json.dumps(record.parameter_id),
+                        record.sequence,
+                        record.value,
+                        now_s,
+                    )
+                    for record in commit.records
+                ],
+            )
+        self._connection.execute(
+            QUERIES["move_offset"],
+            {
+                "trial_id": key.trial_id,
+                "attempt": key.attempt,
+                "task": key.task,
+                "stream": commit.stream.value,
+                "durable_offset": commit.new_offset,
+                "garbage_bytes": sum(span.length for span in commit.garbage),
+            },
+        )
+
+    def _write_logs(self, commits: Sequence[Commit]) -> None:
+        by_file: dict[tuple[AttemptKey, Stream], list[Commit]] = {}
+        for commit in commits:
+            by_file.setdefault((commit.key, commit.stream), []).append(commit)
+        for (key, stream), pieces in by_file.items():
+            path = log_path(self._logs, key, stream)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    for piece in pieces:
+                        # At its own place: a piece that an unfinished commit wrote before is simply written again.
+                        _write_all_at(descriptor, piece.data, piece.offset)
+                    os.fdatasync(descriptor)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise StoreBusy(
+                    f"cannot write {path}: {error.strerror}; free some space on its disk"
+                ) from error
+
+
+def _write_all_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def log_path(logs: Path, key: AttemptKey, stream: Stream) -> Path:
+    """Where the manager keeps what it collected of a log."""
+    return logs / key.trial_id / str(key.attempt) / key.task / stream.value
+
+
+class StoreReader:
+    """Reads the database beside the writer, also while no manager runs. One per thread, closed after use."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for reading.
+
+        Raises:
+            StoreUnusable: there is no such database.
+        """
+        self._path = path
+        try:
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
+            )
+        except sqlite3.OperationalError as error:
+            raise StoreUnusable(
+                f"cannot open {path}: {error}; `nnictl experiment list --all` shows what there is"
+            ) from error
+        self._connection.row_factory = sqlite3.Row
+
+    def __enter__(self) -> "StoreReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def experiment(self) -> StoredExperiment:
+        """The experiment's own row."""
+        (row,) = self._rows("get_experiment")
+        return StoredExperiment(
+            row["experiment_id"],
+            row["config"],
+            row["secret"],
+            row["created_at_s"],
+            row["ended_at_s"],
+            ExperimentState(row["state"]),
+            row["error"],
+            row["active_s"],
+            bool(row["keeper_has_matched"]),
+        )
+
+    def trials(self) -> list[Trial]:
+        """All trials, in the order they were made. Intermediate results are counted for those that still run."""
+        progress = {row["trial_id"]: row["count"] for row in self._rows("get_progress_of_trials")}
+        return [
+            Trial(
+                row["trial_id"],
+                row["sequence_id"],
+                json.loads(row["parameters"]),
+                json.loads(row["memo"]),
+                row["created_at_s"],
+                row["job_id"],
+                TrialState(row["state"]),
+                row["attempt"],
+                row["started_at_s"],
+                row["ended_at_s"],
+                row["stop_reason"] and ExitReason(row["stop_reason"]),
+                row["reason"] and ExitReason(row["reason"]),
+                row["exit_code"],
+                row["message"],
+                row["final"],
+                row["value"],
+                intermediate_count=progress.get(row["trial_id"], 0),
+            )
+            for row in self._rows("get_trials")
+        ]
+
+    def offsets(self, key: AttemptKey) -> dict[Stream, int]:
+        """How far each stream of an attempt is durable; a stream that nothing was stored of is absent."""
+        values = {"trial_id": key.trial_id, "attempt": key.attempt, "task": key.task}
+        return {Stream(row["stream"]): row["durable_offset"] for row in self._rows("get_offsets", values)}
+
+    def garbage_bytes(self, trial_id: str) -> int:
+        """Bytes of the trial's metrics file that were no record."""
+        (row,) = self._rows("get_garbage", {"trial_id": trial_id})
+        return int(row["garbage_bytes"])
+
+    def metrics_of(self, trial_id: str, is_final: bool | None = None) -> list[MetricRow]:
+        """The records of a trial that count, in the order they were written."""
+        return self._metrics("get_metrics_of_trial", {"trial_id": trial_id, "is_final": is_final})
+
+    def metrics(
+        self, is_final: bool | None = None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
+    ) -> list[MetricRow]:
+        """The records of these trials that count, trial by trial."""
+        return self._metrics(
+            "get_metrics",
+            {
+                "is_final": is_final,
+                "first_sequence_id": first_sequence_id,
+                "last_sequence_id": last_sequence_id,
+            },
+        )
+
+    def latest_intermediates(self) -> list[MetricRow]:
+        """The newest intermediate record of each trial."""
+        return self._metrics("get_latest_intermediates", {})
+
+    def _metrics(self, query: str, values: Mapping[str, Any]) -> list[MetricRow]:
+        return [
+            MetricRow(
+                row["trial_id"],
+                row["attempt"],
+                row["task"],
+                row["record_offset"],
+                bool(row["is_final"]),
+                row["parameter_id"],
+                row["sequence"],
+                row["value"],
+                row["stored_at_s"],
+            )
+            for row in self._rows(query, values)
+        ]
+
+    def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> Iterable[sqlite3.Row]:
+        with _own_errors(self._path):
+            return self._connection.execute(QUERIES[query], values or {}).fetchall()

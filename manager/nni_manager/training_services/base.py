@@ -1,0 +1,73 @@
+"""What the manager needs from a cluster."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from trial_keeper.settings import KeeperSettings
+
+
+class JobState(Enum):
+    """What a cluster knows of a job."""
+
+    RUNNING = "running"  # or queued: it will run without our doing
+    ENDED = "ended"
+    UNKNOWN = "unknown"  # never submitted, or forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job is over, whatever the reason. `message` is what the cluster or the job's own log says, for people."""
+
+    job_id: str
+    exit_code: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a trial will run: its code folder as the container sees it, and its GPUs (None: untouched)."""
+
+    code_dir: str
+    gpu_indices: tuple[int, ...] | None
+
+
+class TrainingService(ABC):
+    """The adapter to one kind of cluster. Lives on the manager's event loop.
+
+    `on_job_ended` is called once for each job that ends, after `submit` or `adopt` has returned.
+    """
+
+    def __init__(self, on_job_ended: Callable[[JobEnded], None]) -> None:
+        self.on_job_ended = on_job_ended
+
+    @property
+    @abstractmethod
+    def run_script(self) -> str:
+        """The content of run.sh: starts the keeper in whatever the job's environment is."""
+
+    @abstractmethod
+    async def place(self, job_id: str) -> Placement:
+        """Wait until there is room for the job, and reserve it."""
+
+    @abstractmethod
+    async def submit(self, settings: KeeperSettings) -> None:
+        """Run a job for which `place` has made room. Everything it needs is in the workspace.
+
+        Raises:
+            UserMistake: the cluster will never take it.
+            TryAgain: it may later.
+        """
+
+    @abstractmethod
+    async def stop(self, job_id: str) -> bool:
+        """Ask the job to end; True when `on_job_ended` will tell of its end, False when there is no such job."""
+
+    @abstractmethod
+    async def adopt(self, job_id: str) -> JobState:
+        """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will tell of its end."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of the cluster; jobs that run go on."""

@@ -1,0 +1,167 @@
+"""Keeper processes on this machine. They outlive the manager, and a later manager finds them again."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.errors import TryAgain
+from nni_manager.training_services.base import JobEnded, JobState, Placement, TrainingService
+from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
+from nni_manager.training_services.local.render import render_run_script
+from trial_keeper.settings import KeeperSettings, without_settings
+from trial_keeper.wire.workspace import Workspace, replace_file
+
+_LOG_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _JobFile:
+    """What a later manager needs to find the process again. A pid alone may belong to somebody else by then."""
+
+    pid: int
+    created_at_s: float
+    gpu_indices: tuple[int, ...]
+
+    def process(self) -> psutil.Process | None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            if process.create_time() == self.created_at_s and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        return None
+
+
+class LocalTrainingService(TrainingService):
+    """One process per job. Its files: jobs/<job>.json (which process) and jobs/<job>.log (what the keeper itself says)."""
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        workspace: Workspace,
+        jobs: Path,
+        on_job_ended: Callable[[JobEnded], None],
+    ) -> None:
+        """Ready to run jobs of one experiment.
+
+        Raises:
+            GpusMissing: trials want more GPUs than there are.
+        """
+        super().__init__(on_job_ended)
+        self._config = config
+        self._workspace = workspace
+        self._jobs = jobs
+        self._gpus = GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())
+        self._room_was_made = asyncio.Event()
+        self._running: dict[str, psutil.Process] = {}
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def run_script(self) -> str:
+        """The content of run.sh."""
+        return render_run_script(sys.executable)
+
+    async def place(self, job_id: str) -> Placement:
+        """Wait for free GPUs, if the trial wants any."""
+        code_dir = str(self._config.code_dir)
+        if not self._config.gpu_num:
+            return Placement(code_dir, None if self._config.gpu_num is None else ())
+        while (indices := self._gpus.take(job_id, self._config.gpu_num)) is None:
+            self._room_was_made.clear()
+            await self._room_was_made.wait()
+        return Placement(code_dir, indices)
+
+    async def submit(self, settings: KeeperSettings) -> None:
+        """Start the keeper's process.
+
+        Raises:
+            TryAgain: this machine can start no process now.
+        """
+        job_id = settings.job_id
+        try:
+            with open(self._log(job_id), "ab") as log:
+                child = subprocess.Popen(
+                    ["bash", str(self._workspace.run_sh)],
+                    cwd=self._workspace.root,
+                    env=without_settings(os.environ) | settings.to_environ(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._gpus.give_back(job_id)
+            raise TryAgain(
+                f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk or processes on this machine"
+            ) from error
+        process = psutil.Process(child.pid)
+        self._children[job_id] = child
+        document = {
+            "pid": child.pid,
+            "created_at_s": process.create_time(),
+            "gpu_indices": self._gpus.held_by(job_id),
+        }
+        replace_file(self._file(job_id), json.dumps(document).encode())
+        self._watch(job_id, process)
+
+    async def stop(self, job_id: str) -> bool:
+        """SIGTERM to the keeper, which ends its trial with grace."""
+        process = self._running.get(job_id)
+        if process is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+        return True
+
+    async def adopt(self, job_id: str) -> JobState:
+        """Find the process of a job that an earlier manager started."""
+        try:
+            document = json.loads(self._file(job_id).read_bytes())
+        except FileNotFoundError:
+            return JobState.UNKNOWN
+        job = _JobFile(document["pid"], document["created_at_s"], tuple(document["gpu_indices"]))
+        process = job.process()
+        if process is None:
+            return JobState.ENDED
+        self._gpus.hold(job_id, job.gpu_indices)
+        self._watch(job_id, process)
+        return JobState.RUNNING
+
+    async def close(self) -> None:
+        """Stop watching; keepers go on."""
+        self._running.clear()
+
+    def _watch(self, job_id: str, process: psutil.Process) -> None:
+        self._running[job_id] = process
+        descriptor = os.pidfd_open(process.pid)  # readable when the process ends, whoever its parent is
+        loop = asyncio.get_running_loop()
+        loop.add_reader(descriptor, self._note_end, job_id, descriptor)
+
+    def _note_end(self, job_id: str, descriptor: int) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        child = self._children.pop(job_id, None)
+        exit_code = child.wait() if child is not None else None
+        self._gpus.give_back(job_id)
+        self._room_was_made.set()
+        if self._running.pop(job_id, None) is not None:
+            self.on_job_ended(JobEnded(job_id, exit_code, self._last_words(job_id)))
+
+    def _last_words(self, job_id: str) -> str:
+        with contextlib.suppress(OSError):
+            return self._log(job_id).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return ""
+
+    def _file(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.json"
+
+    def _log(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.log"

@@ -1,0 +1,261 @@
+"""Tuners whose mathematics is Optuna's: TPE and Random.
+
+What Optuna samples and learns from is the raw draw of each hyper-parameter, from a plain distribution of its own:
+the index of a choice, a whole number, a float in a range, or, for the normal family, a probability. `_Sampling` maps
+draws to what the user's space means: quantised, clipped, or through the inverse of the normal distribution, so each
+type is exactly distributed and TPE models a draw before it is rounded. The draws are the memo.
+
+Each trial draws from a random generator of its own, seeded from the tuner's seed and the trial's key. A tuner
+rebuilt after a restart therefore proposes what the one before it would have, and never replays its first draws.
+
+Source: Optuna 5 ask-and-tell interface.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from statistics import NormalDist
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from nni_manager.config.model import OptimizeMode
+from nni_manager.config.search_space import (
+    Choice,
+    LogNormal,
+    LogUniform,
+    Nested,
+    Normal,
+    Parameter,
+    QLogNormal,
+    QLogUniform,
+    QNormal,
+    QUniform,
+    RandInt,
+    SearchSpace,
+    Uniform,
+    multiple_of,
+)
+from nni_manager.errors import Bug
+from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
+
+# An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Cuts beyond 8.2 sigma.
+_PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
+
+# A line per trial is the manager's to write. Warnings reach the manager's log, not Optuna's own handler on stderr.
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+optuna.logging.disable_default_handler()
+optuna.logging.enable_propagation()
+
+
+class _Tpe(optuna.samplers.TPESampler):
+    """TPE that is told which parameters every trial has, instead of finding out from all past trials each time."""
+
+    def __init__(self, seed: int, always_there: Mapping[str, BaseDistribution]) -> None:
+        # Trials that still run count as bad ones, or concurrent trials would be sent to the same place.
+        super().__init__(seed=seed, constant_liar=True, multivariate=True)
+        self._always_there = {name: each for name, each in always_there.items() if not each.single()}
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """The parameters to be sampled together; those of nested choices are sampled one by one."""
+        return dict(self._always_there)
+
+
+class OptunaTuner(Tuner):
+    """A tuner over one Optuna study in memory. Random costs the same each time; TPE's cost grows with the trials."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        optimize_mode: OptimizeMode,
+        seed: int | None,
+        sampler_for_seed: Callable[[int, Mapping[str, BaseDistribution]], optuna.samplers.BaseSampler],
+    ) -> None:
+        """`seed` None draws one; `sampler_for_seed` makes the sampler of one trial."""
+        self._sampling = _Sampling(space)
+        self._seed = secrets.randbits(32) if seed is None else seed
+        self._sampler_for_seed = sampler_for_seed
+        self._study = optuna.create_study(
+            direction=optimize_mode, sampler=self._sampler_for_seed(0, self._sampling.always_there)
+        )
+        self._number_of: dict[int, int] = {}  # of the trial in the study
+        self._running: set[int] = set()
+
+    def ask(self, trial_key: int) -> Suggestion:
+        """See `Tuner.ask`; never exhausted, a space of one point gives that point again."""
+        if trial_key in self._number_of:
+            raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
+        self._study.sampler = self._sampler_for_seed(
+            _seed_of_trial(self._seed, trial_key), self._sampling.always_there
+        )
+        trial = self._study.ask()
+        parameters = self._sampling.sample(lambda name, distribution: _draw(trial, name, distribution))
+        self._number_of[trial_key] = trial.number
+        self._running.add(trial_key)
+        return Suggestion(parameters, dict(trial.params))
+
+    def tell(self, trial_key: int, value: float | None) -> None:
+        """See `Tuner.tell`."""
+        if trial_key not in self._number_of:
+            raise Bug(
+                f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
+            )
+        if trial_key not in self._running:
+            return
+        self._running.remove(trial_key)
+        number = self._number_of[trial_key]
+        if value is None or not math.isfinite(value):
+            self._study.tell(number, state=TrialState.FAIL)
+        else:
+            self._study.tell(number, value)
+
+    def restore(self, trials: Iterable[PastTrial]) -> None:
+        """See `Tuner.restore`."""
+        if self._number_of:
+            raise Bug("cannot rebuild a tuner that is in use; please report this")
+        trials = list(trials)
+        self._study.add_trials(self._frozen(trial) for trial in trials)
+        self._number_of = {trial.key: number for number, trial in enumerate(trials)}
+        self._running = {trial.key for trial in trials if not trial.ended}
+
+    def _frozen(self, trial: PastTrial) -> FrozenTrial:
+        value, state = None, TrialState.FAIL
+        if not trial.ended:
+            state = TrialState.RUNNING
+        elif trial.value is not None and math.isfinite(trial.value):
+            value, state = trial.value, TrialState.COMPLETE
+        used: dict[str, BaseDistribution] = {}
+
+        def recall(name: str, distribution: BaseDistribution) -> Any:
+            used[name] = distribution
+            return trial.memo[name]
+
+        try:
+            self._sampling.sample(recall)
+            return optuna.create_trial(state=state, value=value, params=dict(trial.memo), distributions=used)
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            raise Bug(
+                f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; "
+                "please report this"
+            ) from error
+
+
+def tpe(space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> OptunaTuner:
+    """Tree-structured Parzen estimator; the first ten trials are random."""
+    return OptunaTuner(space, optimize_mode, seed, _Tpe)
+
+
+def random(space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> OptunaTuner:
+    """Independent draws, whatever the results."""
+    return OptunaTuner(space, optimize_mode, seed, lambda seed, _: optuna.samplers.RandomSampler(seed=seed))
+
+
+class _Sampling:
+    """How draws become parameters. A hyper-parameter's distribution is named by its JSON pointer in the space."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._distributions: dict[str, BaseDistribution] = {}
+        self._collect(space, "")
+        self.always_there = {
+            name: self._distributions[name] for name in (_pointer("", each) for each in space.parameters)
+        }
+
+    def sample(self, draw: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
+        """The parameters for the draws `draw` gives, asked for in the order of the space."""
+        return self._sample(self._space, "", draw)
+
+    def _collect(self, space: SearchSpace, above: str) -> None:
+        for name, parameter in space.parameters.items():
+            here = _pointer(above, name)
+            self._distributions[here] = _distribution_of(parameter)
+            if isinstance(parameter, Choice):
+                for index, option in enumerate(parameter.options):
+                    if isinstance(option, Nested):
+                        self._collect(option.space, f"{here}/{index}")
+
+    def _sample(
+        self, space: SearchSpace, above: str, draw: Callable[[str, BaseDistribution], Any]
+    ) -> dict[str, Any]:
+        parameters: dict[str, Any] = {}
+        for name, parameter in space.parameters.items():
+            here = _pointer(above, name)
+            drawn = draw(here, self._distributions[here])
+            if not isinstance(parameter, Choice):
+                parameters[name] = _value_of(parameter, drawn)
+                continue
+            option = parameter.options[drawn]
+            if isinstance(option, Nested):
+                option = {"_name": option.name, **self._sample(option.space, f"{here}/{drawn}", draw)}
+            # A copy: what the caller does to its parameters must not reach the search space.
+            parameters[name] = copy.deepcopy(option)
+        return parameters
+
+
+def _pointer(above: str, name: str) -> str:
+    # RFC 6901, so that a name with a slash in it cannot be taken for a nested one.
+    return f"{above}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def _distribution_of(parameter: Parameter) -> BaseDistribution:
+    match parameter:
+        case Choice(options):
+            return CategoricalDistribution(tuple(range(len(options))))
+        case RandInt(low, high):
+            return IntDistribution(low, high - 1)
+        case Uniform(low, high) | QUniform(low, high):
+            return FloatDistribution(low, high)
+        case LogUniform(low, high) | QLogUniform(low, high):
+            return FloatDistribution(low, high, log=True)
+        case Normal() | QNormal() | LogNormal() | QLogNormal():
+            return _PROBABILITY
+
+
+def _draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
+    match distribution:
+        case CategoricalDistribution():
+            return trial.suggest_categorical(name, distribution.choices)
+        case IntDistribution():
+            return trial.suggest_int(name, distribution.low, distribution.high)
+        case FloatDistribution():
+            return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
+        case _:
+            raise Bug(f"cannot draw {name} from {distribution}; please report this")
+
+
+def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
+    """The value a draw stands for, as a plain int or float."""
+    match parameter:
+        case RandInt():
+            return int(drawn)
+        case QUniform() | QLogUniform():
+            return parameter.quantised(drawn)
+        case Normal(mu, sigma):
+            return NormalDist(mu, sigma).inv_cdf(drawn)
+        case QNormal(mu, sigma, q):
+            return multiple_of(NormalDist(mu, sigma).inv_cdf(drawn), q)
+        case LogNormal(mu, sigma):
+            return math.exp(NormalDist(mu, sigma).inv_cdf(drawn))
+        case QLogNormal(mu, sigma, q):
+            return multiple_of(math.exp(NormalDist(mu, sigma).inv_cdf(drawn)), q)
+        case _:
+            return float(drawn)
+
+
+def _seed_of_trial(seed: int, trial_key: int) -> int:
+    """A 32-bit seed, another one for each of 2**32 keys in a row, and far from its neighbours'.
+
+    A hash of 32 bits would by chance repeat itself among ten thousand trials; this mixing is one to one.
+    Source: the finaliser of MurmurHash3.
+    """
+    mixed = (seed * 0x9E3779B1 + trial_key) % 2**32
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        mixed = (mixed ^ (mixed >> shift)) * factor % 2**32
+    return mixed

@@ -1,0 +1,149 @@
+"""One metric as bytes: the half of the record format that runs in the training process.
+
+A frame is `ME`, the byte length of all that follows as six digits, one JSON object, a newline. The newline counts. The JSON
+itself holds no newline, which is what lets a reader find whole frames between torn ones (`nni_sdk.records`).
+
+Nothing is imported here: a number, the usual metric, never needs the json module, and `import nni_sdk` stays cheap.
+
+Source: NNI v3.0 SDK, local platform (`ME%06d`, payload below 1,000,000 bytes, `value` a JSON document inside a JSON string).
+"""
+
+from nni_sdk.errors import MetricInvalid, MetricTooLong
+
+TYPE_CHECKING = False  # the typing module costs more to import than the SDK; type checkers know this name
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_PAYLOAD_BYTES = 999_999  # what six digits can say; NNI's own limit is the same
+
+_INFINITY = float("inf")
+_LARGEST_INT = 2**1024  # no float is larger; Python refuses to print ints of some thousand digits
+
+
+def encode(parameter_id: int | str, trial_job_id: str, type_: str, sequence: int, value: object) -> bytes:
+    """The frame of one metric, ready for a single write.
+
+    `type_` is `PERIODICAL` or `FINAL`. `value` is anything `value_json` takes. Pure ASCII.
+
+    Raises:
+        MetricInvalid: JSON cannot hold the value.
+        MetricTooLong: JSON and newline exceed `MAX_PAYLOAD_BYTES`.
+    """
+    return frame(frame_head(parameter_id, trial_job_id, type_), sequence, value_json(value))
+
+
+def frame_head(parameter_id: int | str, trial_job_id: str, type_: str) -> str:
+    """The part of a frame's JSON that is the same for all metrics of one type in one trial."""
+    from json import dumps  # a trial has read its parameter file before, so json is there already
+
+    return (
+        f'{{"parameter_id": {dumps(parameter_id)}, "trial_job_id": {dumps(trial_job_id)}, '
+        f'"type": {dumps(type_)}, "sequence": '
+    )
+
+
+def frame(head: str, sequence: int, json: str) -> bytes:
+    """The frame made of a head from `frame_head` and a value from `value_json`.
+
+    Raises:
+        MetricTooLong: JSON and newline exceed `MAX_PAYLOAD_BYTES`.
+    """
+    # A number and a list of numbers have neither quotes nor backslashes; all JSON made here is ASCII.
+    if '"' in json:
+        json = json.replace("\\", "\\\\").replace('"', '\\"')
+    payload = f'{head}{sequence}, "value": "{json}"}}\n'
+    length = len(payload)
+    if length > MAX_PAYLOAD_BYTES:
+        raise MetricTooLong(
+            f"cannot report a metric of {length:,} bytes: a record holds at most {MAX_PAYLOAD_BYTES:,}; "
+            "report a summary and write the rest to a file in $NNI_OUTPUT_DIR"
+        )
+    return f"ME{length:06d}{payload}".encode("ascii")
+
+
+def value_json(value: object) -> str:
+    """The metric as a JSON document, ASCII, as Python's json writes it: NaN, Infinity and -Infinity stay.
+
+    Scalars and arrays of numpy, torch, jax and their like are taken through their `tolist()` or `item()`, also inside dicts,
+    lists and tuples. Dict keys follow json's rules: str, int, float, bool and None.
+
+    Raises:
+        MetricInvalid: JSON cannot hold the value; the message says where, as in `value["curve"][3]`.
+    """
+    if isinstance(value, float):
+        # float.__repr__ and not repr: a numpy.float64 is a float that calls itself "np.float64(0.5)".
+        if -_INFINITY < value < _INFINITY:
+            return float.__repr__(value)
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"  # noqa: PLR0124 - NaN only
+    if type(value) is int and -_LARGEST_INT <= value <= _LARGEST_INT:
+        return repr(value)
+    return _document(value)
+
+
+def _document(value: object) -> str:
+    from json import dumps
+
+    try:
+        return dumps(value, default=_unwrapped)
+    except (TypeError, ValueError, RecursionError) as error:
+        try:
+            fault = _fault(value, "value")
+        except RecursionError:
+            fault = None
+        if fault is None:
+            fault = "value contains itself, or is nested too deeply"
+        raise MetricInvalid(
+            f"cannot report this metric: {fault}; JSON holds numbers, strings, booleans, None, lists and dicts"
+        ) from error
+
+
+def _unwrapped(value: "Any") -> object:
+    """The Python numbers inside a scalar or an array of numpy, torch, jax, …, which are never imported for it."""
+    if not isinstance(value, type):
+        for name in ("tolist", "item"):
+            convert = getattr(value, name, None)
+            if not callable(convert):
+                continue
+            try:
+                plain: object = convert()
+            except (TypeError, ValueError, RuntimeError):
+                continue  # torch refuses for a tensor without storage; the caller hears that JSON cannot hold it
+            if type(plain) is not type(value):  # numpy.longdouble.tolist() is a numpy.longdouble again
+                return plain
+    raise TypeError(type(value).__qualname__)
+
+
+def _fault(value: object, place: str) -> str | None:
+    """The first thing inside `value` that JSON cannot hold, with its place; None when there is none."""
+    match value:
+        case None | str() | float() | bool():
+            return None
+        case int():
+            try:
+                int.__repr__(value)
+            except ValueError:
+                return f"{place} is an int with more digits than Python prints"
+            return None
+        case dict():
+            for key in value:
+                if not isinstance(key, str | int | float | None):
+                    return f"a key of {place} is {_named(key)}: {key!r}"
+            children = [(item, f"{place}[{key!r}]") for key, item in value.items()]
+        case list() | tuple():
+            children = [(item, f"{place}[{index}]") for index, item in enumerate(value)]
+        case _:
+            try:
+                children = [(_unwrapped(value), place)]
+            except TypeError:
+                return f"{place} is {_named(value)}"
+    for child, child_place in children:
+        fault = _fault(child, child_place)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _named(value: object) -> str:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

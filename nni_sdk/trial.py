@@ -1,0 +1,314 @@
+"""What training code calls: parameters in, metrics out.
+
+A report is one `write` to a file opened with `O_APPEND`: no thread, no socket, no buffer. What was reported before a crash is
+in the file; the keeper beside the trial carries it from there.
+
+Many may report at once, and no record is ever torn by another:
+
+- threads share one descriptor, and one counter whose `next` is atomic;
+- children of `fork` inherit both, and count on from there by themselves;
+- `spawn`ed processes and processes of other ranks open the same file and count from 0.
+
+So `sequence` orders the reports of one process, and only the place in the file tells records apart.
+
+Only what the interpreter has loaded anyway is imported at the top; the rest is imported where it is used.
+"""
+
+import os
+from itertools import count
+
+from nni_sdk.errors import EnvironmentIncomplete, MetricNotWritten, ParametersMissing
+from nni_sdk.frame import frame, frame_head, value_json
+
+TYPE_CHECKING = False  # the typing module costs more to import than the SDK; type checkers know this name
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from logging import Logger
+    from typing import Any
+
+STANDALONE = "STANDALONE"
+"""Experiment id and trial id of training code that runs outside any experiment."""
+
+# NNI's names for "nobody listens": its standalone channel, and the one its own unit tests used.
+_NOBODY_LISTENS = ("", "standalone", "unittest")
+
+_NOT_OPEN = -1
+
+
+class Trial:
+    """This process's end of a trial, or of no trial (`is_standalone`).
+
+    Nothing is read or opened before it is needed, so a process that imports the SDK and then forks one child per trial may
+    still set the environment in each child.
+    """
+
+    def __init__(self, environ: "Mapping[str, str]") -> None:
+        self._environ = environ
+        self._loaded: dict[str, Any] | None = None
+        self._parameters_were_taken = False
+        self._next_sequence = count().__next__
+        self._final_was_reported = False
+        self._metrics_fd = _NOT_OPEN
+        self._periodical_head = self._final_head = ""
+
+    @property
+    def is_standalone(self) -> bool:
+        """Whether the process runs outside any experiment: results are only logged."""
+        return self._environ.get("NNI_PLATFORM", "") in _NOBODY_LISTENS
+
+    @property
+    def metrics_path(self) -> str:
+        """The file all records of this trial's task go to.
+
+        Raises:
+            EnvironmentIncomplete: `NNI_SYS_DIR` is not set.
+        """
+        return os.path.join(self._variable("NNI_SYS_DIR"), ".nni", "metrics")
+
+    def next_parameter(self) -> "Any":
+        """See `get_next_parameter`."""
+        if self.is_standalone:
+            _log().warning(
+                "Running outside an experiment: parameters are empty and results are only logged. "
+                "Start an experiment with: nnictl create --config <file>"
+            )
+            self._loaded = {"parameter_id": None, "parameters": {}}
+        elif self._parameters_were_taken:
+            return None
+        self._parameters_were_taken = True
+        return self._parameter_file()["parameters"]
+
+    def current_parameter(self, tag: str | None) -> "Any":
+        """See `get_current_parameter`."""
+        if not self._parameters_were_taken:
+            return None
+        parameters = self._parameter_file()["parameters"]
+        return parameters if tag is None else parameters[tag]
+
+    def report_intermediate(self, metric: object) -> None:
+        """See `report_intermediate_result`."""
+        value = value_json(metric)
+        if self._metrics_fd == _NOT_OPEN and not self._reporting_starts():
+            _log().info("Intermediate result: %s  (Index %s)", value, self._next_sequence())
+            return
+        self._append(frame(self._periodical_head, self._next_sequence(), value))
+
+    def report_final(self, metric: object) -> None:
+        """See `report_final_result`."""
+        value = value_json(metric)
+        if self._metrics_fd == _NOT_OPEN and not self._reporting_starts():
+            _log().info("Final result: %s", value)
+            return
+        data = frame(self._final_head, 0, value)
+        if self._final_was_reported:
+            _log().warning(
+                "cannot count a second final result, %s: the first one stays; call report_final_result once",
+                value,
+            )
+        self._append(data)
+        self._final_was_reported = True
+
+    def experiment_id(self) -> str:
+        """See `get_experiment_id`."""
+        return STANDALONE if self.is_standalone else self._variable("NNI_EXP_ID")
+
+    def trial_id(self) -> str:
+        """See `get_trial_id`."""
+        return STANDALONE if self.is_standalone else self._variable("NNI_TRIAL_JOB_ID")
+
+    def sequence_id(self) -> int:
+        """See `get_sequence_id`."""
+        if self.is_standalone:
+            return 0
+        text = self._variable("NNI_TRIAL_SEQ_ID")
+        try:
+            return int(text)
+        except ValueError as error:
+            raise EnvironmentIncomplete(
+                f"cannot use NNI_TRIAL_SEQ_ID={text!r} as this trial's number; "
+                "leave the NNI_ variables as the keeper set them"
+            ) from error
+
+    def _variable(self, name: str) -> str:
+        value = self._environ.get(name)
+        if not value:
+            raise EnvironmentIncomplete(
+                f"cannot take part in a trial: NNI_PLATFORM is set and {name} is not; "
+                "pass all NNI_ variables on to this process, or unset NNI_PLATFORM to run without an experiment"
+            )
+        return value
+
+    def _parameter_file(self) -> "dict[str, Any]":
+        if self._loaded is None:
+            import json
+
+            path = os.path.join(self._variable("NNI_SYS_DIR"), "parameter.cfg")
+            try:
+                with open(path, encoding="utf-8") as file:
+                    content = json.load(file)
+            except (OSError, ValueError, RecursionError) as error:
+                raise ParametersMissing(
+                    f"cannot read this trial's parameters from {path}: {error}; the keeper writes the file before it "
+                    "starts a trial, so check the storage, and that NNI_SYS_DIR was not changed"
+                ) from error
+            if not isinstance(content, dict) or not {"parameter_id", "parameters"} <= content.keys():
+                raise ParametersMissing(
+                    f"cannot use {path}: it is no JSON object with parameter_id and parameters; "
+                    "leave the file as the keeper wrote it"
+                )
+            self._loaded = content
+        return self._loaded
+
+    def _reporting_starts(self) -> bool:
+        """Prepare for records; False when standalone. `_metrics_fd` is set last: another thread may already look."""
+        if self.is_standalone:
+            return False
+        parameter_id = self._parameter_file()["parameter_id"]
+        self._periodical_head = frame_head(parameter_id, self.trial_id(), "PERIODICAL")
+        self._final_head = frame_head(parameter_id, self.trial_id(), "FINAL")
+        self._metrics_fd = self._opened_metrics()
+        return True
+
+    def _opened_metrics(self) -> int:
+        path = self.metrics_path
+        flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
+        try:
+            try:
+                return os.open(path, flags, 0o666)
+            except FileNotFoundError:  # a keeper makes the folder; NNI's own does not always
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                return os.open(path, flags, 0o666)
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def _append(self, data: bytes) -> None:
+        try:
+            written = os.write(self._metrics_fd, data)
+        except OSError as error:
+            self._append_after(error, data)
+        else:
+            if written < len(data):
+                self._append_after(None, data)
+
+    def _append_after(self, error: OSError | None, data: bytes) -> None:
+        """Write once more, where that can help: after a short write, or to a descriptor that was closed under us.
+
+        The whole record again and not its rest: another process may have appended in between, and a reader passes over a
+        torn record but cannot mend it.
+        """
+        import errno
+
+        if error is not None:
+            if error.errno != errno.EBADF:
+                raise self._not_written(error) from error
+            self._metrics_fd = (
+                self._opened_metrics()
+            )  # code that turns itself into a daemon closes all descriptors
+        try:
+            written = os.write(self._metrics_fd, data)
+        except OSError as second_error:
+            raise self._not_written(second_error) from second_error
+        if written < len(data):
+            no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise self._not_written(no_space) from no_space
+
+    def _not_written(self, cause: OSError) -> MetricNotWritten:
+        error = MetricNotWritten(
+            f"cannot append a metric to {self.metrics_path}: {cause.strerror}; "
+            "make the storage writable or free space on it, then run the trial again"
+        )
+        error.errno = cause.errno
+        return error
+
+
+_trial = Trial(os.environ)
+
+
+def get_next_parameter() -> "Any":
+    """The parameters the tuner chose for this trial, as a dict; None when they were taken before.
+
+    Outside an experiment: an empty dict, and a warning on stderr.
+
+    Raises:
+        ParametersMissing: the parameter file is absent or damaged.
+        EnvironmentIncomplete: a variable that every trial has is missing.
+    Source: NNI v3.0 SDK, a trial without multi-phase.
+    """
+    return _trial.next_parameter()
+
+
+def get_current_parameter(tag: str | None = None) -> "Any":
+    """What `get_next_parameter` returned last that was not None, or its member `tag`; None before the first call.
+
+    Raises:
+        KeyError: the parameters have no `tag`.
+    Source: NNI v3.0 SDK.
+    """
+    return _trial.current_parameter(tag)
+
+
+def report_intermediate_result(metric: object) -> None:
+    """Append one intermediate result, a number or a dict with a number under `default`, to this trial's metrics.
+
+    When it returns, the record is in the file: no crash of this process loses it. May be called without
+    `get_next_parameter`, from any thread and from any process of the trial. Outside an experiment the result is logged.
+
+    Raises:
+        MetricInvalid: JSON cannot hold the metric. Nothing was written.
+        MetricTooLong: the record would exceed 999,999 bytes. Nothing was written.
+        MetricNotWritten: the storage refused the record.
+        ParametersMissing: the parameter file, which names the parameters' id, is absent or damaged.
+        EnvironmentIncomplete: a variable that every trial has is missing.
+    """
+    _trial.report_intermediate(metric)
+
+
+def report_final_result(metric: object) -> None:
+    """Append the final result of this trial, a number or a dict with a number under `default`.
+
+    A second one is written as well, and warned about on stderr: the manager counts the first.
+
+    Raises: as `report_intermediate_result`.
+    """
+    _trial.report_final(metric)
+
+
+def get_experiment_id() -> str:
+    """The experiment's id; `STANDALONE` outside of one.
+
+    Raises:
+        EnvironmentIncomplete: this is a trial and `NNI_EXP_ID` is missing.
+    """
+    return _trial.experiment_id()
+
+
+def get_trial_id() -> str:
+    """This trial's id; `STANDALONE` outside an experiment.
+
+    Raises:
+        EnvironmentIncomplete: this is a trial and `NNI_TRIAL_JOB_ID` is missing.
+    """
+    return _trial.trial_id()
+
+
+def get_sequence_id() -> int:
+    """This trial's number in its experiment, from 0 in order of creation; 0 outside an experiment.
+
+    Raises:
+        EnvironmentIncomplete: this is a trial and `NNI_TRIAL_SEQ_ID` is missing or no number.
+    """
+    return _trial.sequence_id()
+
+
+def _log() -> "Logger":
+    """A logger of our own that always shows on stderr, however the training code has set up logging."""
+    import logging
+
+    log = logging.getLogger("nni_sdk")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[%(asctime)s] %(levelname)s (%(name)s) %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+    return log

@@ -1,0 +1,137 @@
+"""What the SDK costs a training process: one report beside a bare write of the same bytes, and the import beside none."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from table import Row, render
+
+import nni_sdk
+from nni_sdk.records import decode, encode
+
+ROUNDS = 300
+CALLS = 100  # per round: the clock's own cost vanishes, a preempted round does not reach the median
+
+
+def report_cost() -> list[Row]:
+    """Median time of `report_intermediate_result(float)` and of `os.write`, to two files of one folder, in turns."""
+    values = [i * 0.123456789 for i in range(CALLS)]
+    report, write = nni_sdk.report_intermediate_result, os.write
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "parameter.cfg").write_text(json.dumps({"parameter_id": 3, "parameters": {}}))
+        os.environ |= {"NNI_PLATFORM": "local", "NNI_TRIAL_JOB_ID": "aBcDe", "NNI_SYS_DIR": folder}
+        bare_path, metrics_path = Path(folder, "bare"), Path(folder, ".nni", "metrics")
+        bare = os.open(bare_path, os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
+        reports_ns, writes_ns = [], []
+        for round_ in range(ROUNDS):
+            records = [
+                encode(3, "aBcDe", "PERIODICAL", round_ * CALLS + i, value) for i, value in enumerate(values)
+            ]
+            begin = time.perf_counter_ns()
+            for value in values:
+                report(value)
+            middle = time.perf_counter_ns()
+            for record in records:
+                write(bare, record)
+            end = time.perf_counter_ns()
+            reports_ns.append((middle - begin) / CALLS)
+            writes_ns.append((end - middle) / CALLS)
+        os.close(bare)
+        if metrics_path.read_bytes() != bare_path.read_bytes():
+            raise AssertionError(
+                "the SDK wrote other bytes than the floor did, so the comparison means nothing"
+            )
+    report_us, write_us = median(reports_ns) / 1e3, median(writes_ns) / 1e3
+    ratio = report_us / write_us
+    return [
+        Row(
+            "report_intermediate_result(float), p50",
+            f"{report_us:.2f} µs",
+            f"os.write {write_us:.2f} µs",
+            f"{ratio:.2f} x",
+            "<= 4 x",
+            ratio <= 4,
+        )
+    ]
+
+
+def import_cost() -> list[Row]:
+    """Median wall time and peak memory of an interpreter that imports the SDK, over one that does nothing.
+
+    The interpreter finds the SDK as a trial does, by PYTHONPATH, and runs without its site-packages: what their .pth files
+    load at start would hide what the SDK loads. `os` is in every interpreter that runs with them.
+    """
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(nni_sdk.__file__).parents[1])}
+    programs = {"bare": "import os", "sdk": "import os, nni_sdk"}
+    walls_ms: dict[str, list[float]] = {name: [] for name in programs}
+    peaks_kb: dict[str, list[int]] = {name: [] for name in programs}
+    # A process's own peak: getrusage would count the memory of the process it was forked from.
+    peak = "\nfor line in open('/proc/self/status'):\n  if line.startswith('VmHWM'): print(line.split()[1])"
+    for _ in range(31):
+        for name, program in programs.items():
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-S", "-c", program], env=environ, check=True)
+            walls_ms[name].append((time.perf_counter() - begin) * 1e3)
+            shown = subprocess.run(
+                [sys.executable, "-S", "-c", program + peak], env=environ, check=True, capture_output=True
+            )
+            peaks_kb[name].append(int(shown.stdout))
+    wall_ms = {name: median(times) for name, times in walls_ms.items()}
+    peak_mb = {name: median(sizes) / 1024 for name, sizes in peaks_kb.items()}
+    more_ms, more_mb = wall_ms["sdk"] - wall_ms["bare"], peak_mb["sdk"] - peak_mb["bare"]
+    return [
+        Row(
+            "import nni_sdk, wall",
+            f"+{more_ms:.2f} ms",
+            f"python3 {wall_ms['bare']:.2f} ms",
+            f"{wall_ms['sdk'] / wall_ms['bare']:.2f} x",
+            "<= +5 ms",
+            more_ms <= 5,
+        ),
+        Row(
+            "import nni_sdk, peak memory",
+            f"+{more_mb:.2f} MB",
+            f"python3 {peak_mb['bare']:.2f} MB",
+            f"{peak_mb['sdk'] / peak_mb['bare']:.2f} x",
+            "<= +2 MB",
+            more_mb <= 2,
+        ),
+    ]
+
+
+def decode_cost() -> list[Row]:
+    """How many records a second the manager reads on one core, beside parsing their JSON and nothing else."""
+    frames = [encode(3, "aBcDe", "PERIODICAL", i, i * 0.123456789) for i in range(20_000)]
+    data = b"".join(frames)
+    bodies = [frame[8:].decode() for frame in frames]
+    decodes_s, parses_s = [], []
+    for _ in range(15):
+        begin = time.perf_counter()
+        found = len(decode(data, 0).records)
+        middle = time.perf_counter()
+        for body in bodies:
+            json.loads(body)
+        parses_s.append(time.perf_counter() - middle)
+        decodes_s.append(middle - begin)
+        if found != len(frames):
+            raise AssertionError(f"{found} of {len(frames)} records were read, so the speed means nothing")
+    per_s, floor_per_s = len(frames) / median(decodes_s), len(frames) / median(parses_s)
+    return [
+        Row(
+            "decode, one core",
+            f"{per_s:,.0f} records/s",
+            f"json.loads {floor_per_s:,.0f}/s",
+            f"{floor_per_s / per_s:.2f} x",
+            ">= 200,000/s",
+            per_s >= 200_000,
+        )
+    ]
+
+
+if __name__ == "__main__":
+    print(render(report_cost() + import_cost() + decode_cost()))

@@ -1,0 +1,310 @@
+"""The machine that plays an attempt's way from its files into the store, for the tests that share it.
+
+The two deciding halves are the real ones; everything between and around them is modelled here: files, a link, a store, and
+the deaths of all who take part.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from nni_manager.domain.receiving import Commit, Receiver
+
+import trial_keeper.core.replication as replication_module
+from nni_sdk import records
+from trial_keeper.core.replication import Replication
+from trial_keeper.wire.messages import AttemptKey, Stream
+
+KEY = AttemptKey("trial", 0, "main")
+STREAMS = (Stream.METRICS, Stream.STDOUT, Stream.STDERR)
+LOGS = st.sampled_from([Stream.STDOUT, Stream.STDERR])
+NAMES = st.text("é", max_size=2).map(lambda tail: "t" + tail)
+# What a stray writer leaves in a metrics file: pieces that look like headers, with and without a line's end.
+LITTER = st.text("ME01{\n", min_size=1, max_size=300).map(str.encode)
+# The drain at the end needs a few round trips per window; far below this.
+ENOUGH_STEPS = 5_000
+
+
+class Files:
+    """The attempt's folder, and what stands in it by the model."""
+
+    def __init__(self) -> None:
+        self.content = {stream: bytearray() for stream in STREAMS}
+        self.records: list[tuple[int, str, int]] = []
+        """Where each whole record begins, its value and its sequence, in the order written."""
+        self.rest_of_torn = b""
+        self.final_sizes: dict[Stream, int] | None = None
+
+    @property
+    def sizes(self) -> dict[Stream, int]:
+        return {stream: len(content) for stream, content in self.content.items()}
+
+    def counted(self, stream: Stream) -> bytes:
+        """The bytes that have to arrive."""
+        end = None if self.final_sizes is None else self.final_sizes[stream]
+        return bytes(self.content[stream][:end])
+
+    @property
+    def counted_records(self) -> list[tuple[int, str, int]]:
+        end = len(self.counted(Stream.METRICS))
+        return [record for record in self.records if record[0] < end]
+
+
+class Store:
+    """What survives the manager. It believes what it is told: only the parts under test keep it from doubling anything."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[Stream, int] = {}
+        self.rows: list[tuple[int, str, int]] = []
+        self.logs = {stream: bytearray() for stream in STREAMS}
+        self.garbage_bytes = 0
+
+    def commit(self, batch: list[Commit]) -> None:
+        for commit in batch:
+            self.rows += [(record.offset, record.value, record.sequence) for record in commit.records]
+            self.garbage_bytes += sum(span.length for span in commit.garbage)
+            self.logs[commit.stream] += commit.data
+            self.offsets[commit.stream] = commit.new_offset
+
+    def has_all(self, files: Files) -> bool:
+        return (
+            files.final_sizes is not None
+            and self.rows == files.counted_records
+            and all(self.logs[log] == files.counted(log) for log in STREAMS[1:])
+            and all(self.offsets.get(stream, 0) >= size for stream, size in files.final_sizes.items())
+        )
+
+
+class ExactlyOnce(RuleBasedStateMachine):
+    """Files → Replication → link → Receiver → store, with anything dying at any point."""
+
+    replication_type: type[Replication] = Replication
+    receiver_type: type[Receiver] = Receiver
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = Files()
+        self.store = Store()
+        self.waiting_commits: list[Commit] = []
+        self.receiver = self.receiver_type(KEY)
+        self.replication = self.replication_type(STREAMS)
+        self.to_manager: deque[tuple[Any, ...]] = deque()
+        self.to_keeper: deque[tuple[Any, ...]] = deque()
+        self.is_connected = False
+        self.is_welcome = False
+        self.told_durable = dict.fromkeys(STREAMS, 0)
+        """What the keeper has last heard to be durable."""
+        self.is_closed = False
+
+    # ---- the trial writes
+
+    @precondition(lambda self: self.files.final_sizes is None and not self.files.rest_of_torn)
+    @rule(
+        name=NAMES,
+        value=st.one_of(st.floats(), st.integers(-9, 9), st.just({"default": 1})),
+        share=st.floats(0, 1),
+    )
+    def report_metric(self, name: str, value: object, share: float) -> None:
+        """Whole, or (share < 1) torn: the rest is still to come."""
+        sequence = len(self.files.records)
+        frame = records.encode(sequence, name, "PERIODICAL", sequence, value)
+        metrics = self.files.content[Stream.METRICS]
+        written = max(1, int(len(frame) * share))
+        self.files.rest_of_torn = frame[written:]
+        self._torn_record = (len(metrics), records.decode(frame, 0).records[0].value, sequence)
+        metrics += frame[:written]
+        if not self.files.rest_of_torn:
+            self.files.records.append(self._torn_record)
+
+    @precondition(lambda self: self.files.final_sizes is None and self.files.rest_of_torn)
+    @rule(share=st.floats(0, 1))
+    def go_on_with_torn_metric(self, share: float) -> None:
+        rest = self.files.rest_of_torn
+        written = max(1, int(len(rest) * share))
+        self.files.content[Stream.METRICS] += rest[:written]
+        self.files.rest_of_torn = rest[written:]
+        if not self.files.rest_of_torn:
+            self.files.records.append(self._torn_record)
+
+    @precondition(lambda self: self.files.final_sizes is None)
+    @rule(litter=LITTER)
+    def litter_metrics(self, litter: bytes) -> None:
+        """A writer was killed inside its record, or was never one."""
+        self.files.rest_of_torn = b""
+        self.files.content[Stream.METRICS] += litter
+
+    @precondition(lambda self: self.files.final_sizes is None)
+    @rule(stream=LOGS, data=st.binary(min_size=1, max_size=100))
+    def print_log(self, stream: Stream, data: bytes) -> None:
+        self.files.content[stream] += data
+
+    @precondition(lambda self: self.files.final_sizes is None)
+    @rule()
+    def end_attempt(self) -> None:
+        self.files.final_sizes = self.files.sizes
+        self.replication.ended(self.files.final_sizes)
+        if self.is_welcome:
+            self.to_manager.append(("ended", self.files.final_sizes))
+        self._send_chunks()
+
+    @precondition(lambda self: self.files.final_sizes is not None)
+    @rule(stream=st.sampled_from(STREAMS), data=st.binary(min_size=1, max_size=20))
+    def stray_process_writes(self, stream: Stream, data: bytes) -> None:
+        self.files.content[stream] += data
+
+    # ---- the keeper
+
+    @rule()
+    def look_at_files(self) -> None:
+        self.replication.grew(self.files.sizes)
+        self._send_chunks()
+
+    @precondition(lambda self: not self.is_connected and not self.is_closed)
+    @rule()
+    def connect(self) -> None:
+        self.is_connected = True
+        self.to_manager.append(("hello",))
+
+    @rule()
+    def keeper_restarts(self) -> None:
+        self.drop_link()
+        self.replication = self.replication_type(STREAMS)
+        if self.files.final_sizes is not None:
+            self.replication.ended(self.files.final_sizes)
+
+    @precondition(lambda self: self.to_keeper)
+    @rule()
+    def keeper_hears(self) -> None:
+        match self.to_keeper.popleft():
+            case ("welcome", durable):
+                self.is_welcome = True
+                self.told_durable |= dict.fromkeys(STREAMS, 0) | durable
+                self.replication.link_came_up(durable)
+                if self.files.final_sizes is not None:
+                    self.to_manager.append(("ended", self.files.final_sizes))
+            case ("durable", durable, is_closed):
+                self.told_durable |= durable
+                self.replication.confirmed(durable)
+                self.is_closed |= is_closed
+        self._send_chunks()
+
+    def _send_chunks(self) -> None:
+        for chunk in self.replication.next_chunks():
+            urgent = chunk.stream is Stream.METRICS
+            largest = (
+                replication_module.METRICS_CHUNK_BYTES if urgent else replication_module.LOG_CHUNK_BYTES
+            )
+            window = (
+                replication_module.METRICS_WINDOW_BYTES if urgent else replication_module.LOG_WINDOW_BYTES
+            )
+            end = chunk.offset + chunk.size_bytes
+            assert self.is_welcome, "a chunk without a link"
+            assert 1 <= chunk.size_bytes <= largest
+            assert end <= len(self.files.counted(chunk.stream)), "bytes that do not count"
+            assert end - self.told_durable[chunk.stream] <= window, "more in flight than the window allows"
+            data = bytes(self.files.content[chunk.stream][chunk.offset : end])
+            self.to_manager.append(("chunk", chunk.stream, chunk.offset, data))
+
+    # ---- the link
+
+    @rule()
+    def drop_link(self) -> None:
+        """What is in flight is lost; what was delivered before is the prefix that came through."""
+        self.to_manager.clear()
+        self.to_keeper.clear()
+        if self.is_connected:
+            self.replication.link_went_down()
+        self.is_connected = self.is_welcome = False
+
+    # ---- the manager
+
+    @precondition(lambda self: self.to_manager)
+    @rule(count=st.integers(1, 8))
+    def manager_hears(self, count: int) -> None:
+        for _ in range(min(count, len(self.to_manager))):
+            match self.to_manager.popleft():
+                case ("hello",):
+                    self.to_keeper.append(("welcome", dict(self.receiver.durable)))
+                case ("chunk", stream, offset, data):
+                    self.waiting_commits += self.receiver.take(stream, offset, data)
+                case ("ended", final_sizes):
+                    self.waiting_commits += self.receiver.end(final_sizes)
+                    self._acknowledge()
+
+    @precondition(lambda self: self.waiting_commits)
+    @rule(count=st.integers(1, 8), survives=st.booleans())
+    def commit(self, count: int, survives: bool) -> None:
+        batch, self.waiting_commits = self.waiting_commits[:count], self.waiting_commits[count:]
+        self.store.commit(batch)
+        if not survives:
+            self.manager_restarts()
+            return
+        for commit in batch:
+            self.receiver.committed(commit)
+        self._acknowledge()
+
+    @rule()
+    def manager_restarts(self) -> None:
+        self.drop_link()
+        self.waiting_commits = []
+        self.receiver = self.receiver_type.restored(KEY, dict(self.store.offsets))
+
+    def _acknowledge(self) -> None:
+        if self.is_welcome:
+            self.to_keeper.append(("durable", dict(self.receiver.durable), self.receiver.is_complete))
+
+    # ---- what always holds
+
+    @invariant()
+    def nothing_is_doubled_or_out_of_order(self) -> None:
+        assert self.store.rows == self.files.counted_records[: len(self.store.rows)]
+        for log in STREAMS[1:]:
+            assert self.files.counted(log).startswith(self.store.logs[log])
+
+    @invariant()
+    def durable_means_committed(self) -> None:
+        for told in (self.receiver.durable, *(message[1] for message in self.to_keeper)):
+            for stream, offset in told.items():
+                assert offset <= self.store.offsets.get(stream, 0), f"{stream} is not durable up to {offset}"
+
+    @invariant()
+    def over_means_the_store_has_all(self) -> None:
+        if self.replication.is_delivered or self.receiver.is_complete or self.is_closed:
+            assert self.store.has_all(self.files)
+
+    @invariant()
+    def every_byte_of_metrics_is_a_record_or_counted_as_garbage(self) -> None:
+        durable = self.store.offsets.get(Stream.METRICS, 0)
+        in_records = sum(
+            len(records.encode(sequence, "t", "PERIODICAL", sequence, 0)) for _, _, sequence in ()
+        )
+        assert in_records + self.store.garbage_bytes <= durable
+
+    def teardown(self) -> None:
+        """Peace at last: the attempt ends, the link holds, nobody dies. Then everything arrives."""
+        if self.files.final_sizes is None:
+            self.end_attempt()
+        for _ in range(ENOUGH_STEPS):
+            if self.is_closed:
+                break
+            if not self.is_connected:
+                self.connect()
+            for step, argument in (
+                (self.manager_hears, {"count": 100}),
+                (self.commit, {"count": 100, "survives": True}),
+                (self.keeper_hears, {}),
+            ):
+                if step != self.commit or self.waiting_commits:
+                    if step == self.manager_hears and not self.to_manager:
+                        continue
+                    if step == self.keeper_hears and not self.to_keeper:
+                        continue
+                    step(**argument)
+        assert self.is_closed, "the attempt was never closed"
+        assert self.store.rows == self.files.counted_records
+        for log in STREAMS[1:]:
+            assert self.store.logs[log] == self.files.counted(log)

@@ -1,0 +1,323 @@
+"""What every tuner must keep to, and what each of them is for."""
+
+import json
+import math
+import statistics
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.search_space import TYPES, contains, parse_search_space
+from nni_manager.errors import Bug
+from nni_manager.tuner.base import PastTrial
+from nni_manager.tuner.optuna_backed import OptunaTuner
+from nni_manager.tuner.registry import TUNERS, make_tuner
+
+TWO_FLOATS = {
+    "x": {"_type": "uniform", "_value": [-5, 5]},
+    "y": {"_type": "loguniform", "_value": [0.001, 10]},
+}
+ALL_TYPES = {
+    "choice": {"_type": "choice", "_value": [16, "a", None, [1, 2], {"k": 1}]},
+    "net/work": {
+        "_type": "choice",
+        "_value": [
+            {"_name": "none"},
+            {"_name": "conv", "size": {"_type": "quniform", "_value": [1, 10, 3]}},
+            {
+                "_name": "deep",
+                "inner": {"_type": "choice", "_value": [{"_name": "a", "n": TWO_FLOATS["x"]}, 7]},
+            },
+        ],
+    },
+    "randint": {"_type": "randint", "_value": [-2, 2]},
+    "uniform": {"_type": "uniform", "_value": [0, 1]},
+    "quniform": {"_type": "quniform", "_value": [0, 1, 0.1]},
+    "loguniform": {"_type": "loguniform", "_value": [1e-6, 1]},
+    "qloguniform": {"_type": "qloguniform", "_value": [1, 100, 7]},
+    "normal": {"_type": "normal", "_value": [3, 2]},
+    "qnormal": {"_type": "qnormal", "_value": [0, 5, 2]},
+    "lognormal": {"_type": "lognormal", "_value": [0, 1]},
+    "qlognormal": {"_type": "qlognormal", "_value": [1, 1, 0.5]},
+}
+
+
+@pytest.fixture(params=sorted(TUNERS))
+def a_tuner(request):
+    """Makes a tuner of each kind over a raw search space."""
+
+    def make(raw=TWO_FLOATS, seed=1, optimize_mode="minimize"):
+        return TUNERS[request.param](parse_search_space(raw), optimize_mode, seed)
+
+    return make
+
+
+def run(tuner, keys, value_of=lambda parameters: parameters["x"] ** 2):
+    """Ask for, and tell, each of the keys in turn; the history as the store would keep it."""
+    history = []
+    for key in keys:
+        suggestion = tuner.ask(key)
+        value = value_of(suggestion.parameters)
+        tuner.tell(key, value)
+        history.append(PastTrial(key, suggestion.parameters, suggestion.memo, value, ended=True))
+    return history
+
+
+def stored(history):
+    """The history as it comes back from the store: through JSON."""
+    return [
+        PastTrial(past.key, past.parameters, json.loads(json.dumps(past.memo)), past.value, past.ended)
+        for past in history
+    ]
+
+
+def test_the_same_seed_gives_the_same_parameters(a_tuner):
+    first, second, other = (run(a_tuner(seed=seed), range(15)) for seed in (4, 4, 5))
+    assert first == second
+    assert all(one.parameters != two.parameters for one, two in zip(first, other, strict=True))
+
+
+def test_without_a_seed_two_experiments_differ(a_tuner):
+    assert a_tuner(seed=None).ask(0) != a_tuner(seed=None).ask(0)
+
+
+@pytest.mark.parametrize("restart_after", [0, 1, 12, 20])
+def test_a_rebuilt_tuner_goes_on_as_the_first_would_have(a_tuner, restart_after):
+    unbroken = run(a_tuner(ALL_TYPES), range(30), lambda parameters: parameters["normal"])
+    rebuilt = a_tuner(ALL_TYPES)
+    rebuilt.restore(stored(unbroken[:restart_after]))
+    later = run(rebuilt, range(restart_after, 30), lambda parameters: parameters["normal"])
+    assert later == unbroken[restart_after:]
+
+
+def test_a_trial_that_ran_through_a_restart_can_still_be_told(a_tuner):
+    tuner = a_tuner()
+    history = run(tuner, range(12))
+    suggestion = tuner.ask(12)
+    rebuilt = a_tuner()
+    rebuilt.restore(
+        stored([*history, PastTrial(12, suggestion.parameters, suggestion.memo, None, ended=False)])
+    )
+    assert rebuilt.ask(13) == tuner.ask(13)
+    tuner.tell(12, 0.5)
+    rebuilt.tell(12, 0.5)
+    rebuilt.tell(0, 3.0)  # ended before the restart: heard and ignored
+    assert rebuilt.ask(14) == tuner.ask(14)
+
+
+def test_a_thousand_trials_are_rebuilt_and_all_known(a_tuner):
+    memo = a_tuner().ask(0).memo
+    tuner = a_tuner()
+    tuner.restore(PastTrial(key, {}, memo, float(key), ended=True) for key in range(1000))
+    with pytest.raises(Bug, match="a second time"):
+        tuner.ask(999)
+    assert tuner.ask(1000).parameters.keys() == {"x", "y"}
+
+
+def test_a_failed_trial_survives_a_restart_as_failed(a_tuner):
+    failing = run(a_tuner(), range(12), lambda parameters: None)
+    rebuilt = a_tuner()
+    rebuilt.restore(stored(failing))
+    assert rebuilt.ask(12) == continued(a_tuner(), [None] * 12)
+
+
+def continued(tuner, values):
+    """What a tuner proposes after these results."""
+    for key, value in enumerate(values):
+        tuner.ask(key)
+        tuner.tell(key, value)
+    return tuner.ask(len(values))
+
+
+@pytest.mark.parametrize("useless", [None, math.nan, math.inf, -math.inf])
+def test_nan_and_infinities_count_as_failures(a_tuner, useless):
+    good = [float(value) for value in range(12)]
+    assert continued(a_tuner(), [*good, useless]) == continued(a_tuner(), [*good, None])
+
+
+def test_a_tuner_goes_on_when_every_trial_fails(a_tuner):
+    history = run(a_tuner(ALL_TYPES), range(25), lambda parameters: None)
+    assert all(contains(parse_search_space(ALL_TYPES), past.parameters) == [] for past in history)
+
+
+def test_only_the_first_result_of_a_trial_counts(a_tuner):
+    tuner, other = a_tuner(), a_tuner()
+    for key in range(15):
+        tuner.ask(key)
+        other.ask(key)
+        tuner.tell(key, float(key))
+        tuner.tell(key, -float(key))
+        other.tell(key, float(key))
+    assert tuner.ask(15) == other.ask(15)
+
+
+def test_what_the_engine_must_never_do_is_a_bug(a_tuner):
+    tuner = a_tuner()
+    suggestion = tuner.ask(0)
+    with pytest.raises(Bug, match="a second time"):
+        tuner.ask(0)
+    with pytest.raises(Bug, match="did not propose"):
+        tuner.tell(1, 0.5)
+    with pytest.raises(Bug, match="in use"):
+        tuner.restore([PastTrial(1, suggestion.parameters, suggestion.memo, None, ended=False)])
+
+
+@pytest.mark.parametrize("memo", [{}, {"/x": 0.0}, {"/x": 99.0, "/y": 1.0}, {"/x": 0.0, "/y": 1.0, "/z": 1}])
+def test_a_memo_of_another_space_is_a_bug(a_tuner, memo):
+    with pytest.raises(Bug, match="is not of this search space"):
+        a_tuner().restore([PastTrial(0, {}, memo, 1.0, ended=True)])
+
+
+def test_concurrent_trials_get_different_parameters(a_tuner):
+    tuner = a_tuner()
+    run(tuner, range(12))
+    asked = [tuner.ask(key) for key in range(12, 28)]
+    assert len({suggestion.parameters["x"] for suggestion in asked}) == 16
+
+
+def test_tpe_takes_trials_that_still_run_into_account():
+    space = parse_search_space(TWO_FLOATS)
+    busy, idle = TUNERS["TPE"](space, "minimize", 1), TUNERS["TPE"](space, "minimize", 1)
+    for tuner in (busy, idle):
+        run(tuner, range(12))
+        tuner.ask(12)
+    idle.tell(12, None)
+    assert busy.ask(13) != idle.ask(13)
+
+
+def test_a_space_of_one_point_gives_that_point_each_time(a_tuner):
+    space = {"a": {"_type": "choice", "_value": ["only"]}, "b": {"_type": "randint", "_value": [3, 4]}}
+    history = run(a_tuner(space), range(15), lambda parameters: 1.0)
+    assert {json.dumps(past.parameters) for past in history} == {'{"a": "only", "b": 3}'}
+
+
+def test_what_a_caller_does_to_its_parameters_stays_with_the_caller(a_tuner):
+    tuner = a_tuner({"a": {"_type": "choice", "_value": [[1]]}})
+    tuner.ask(0).parameters["a"].append(2)
+    assert tuner.ask(1).parameters == {"a": [1]}
+
+
+def test_nested_names_with_slashes_are_not_mixed_up(a_tuner):
+    inner = {"_type": "uniform", "_value": [0, 1]}
+    space = {
+        "a": {"_type": "choice", "_value": [{"_name": "n", "b": inner}]},
+        "a/0/b": {**inner, "_value": [5, 6]},
+    }
+    parameters = a_tuner(space).ask(0).parameters
+    assert contains(parse_search_space(space), parameters) == []
+
+
+finite = st.floats(-1e6, 1e6)
+widths = st.floats(1e-3, 1e6)
+
+
+@st.composite
+def parameters_raw(draw, depth=2):
+    """A hyper-parameter as the search space file has it, of any type, with choices nested to `depth`."""
+    kind = draw(st.sampled_from(TYPES))
+    if kind == "choice":
+        plain = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3)
+        options = plain if depth == 0 else plain | nested_raw(depth - 1)
+        return {"_type": kind, "_value": draw(st.lists(options, min_size=1, max_size=4))}
+    if kind == "randint":
+        low = draw(st.integers(-(10**9), 10**9))
+        return {"_type": kind, "_value": [low, low + draw(st.integers(1, 10**9))]}
+    if "normal" in kind:
+        numbers = [draw(st.floats(-50, 50)), draw(st.floats(1e-3, 5))]
+    else:
+        low = draw(st.floats(1e-6, 1e6) if "log" in kind else finite)
+        numbers = [low, low + draw(widths)]
+    return {"_type": kind, "_value": numbers + ([draw(st.floats(1e-3, 1e6))] if kind.startswith("q") else [])}
+
+
+def nested_raw(depth):
+    children = st.dictionaries(
+        st.text(max_size=3).filter(lambda name: name != "_name"), parameters_raw(depth), max_size=2
+    )
+    return st.builds(lambda name, inner: {"_name": name, **inner}, st.text(max_size=2), children)
+
+
+spaces_raw = st.dictionaries(st.text(max_size=3), parameters_raw(), min_size=1, max_size=3)
+
+
+# One tuner of a kind is as good as another: nothing of the fixture is changed by an example.
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
+def test_parameters_lie_in_any_space_go_through_json_and_are_known_again(a_tuner, raw, seed):
+    space = parse_search_space(raw)
+    tuner = a_tuner(raw, seed)
+    history = run(tuner, range(14), lambda parameters: float(len(json.dumps(parameters))))
+    for past in history:
+        assert contains(space, past.parameters) == []
+        assert json.loads(json.dumps(past.parameters)) == past.parameters
+    rebuilt = a_tuner(raw, seed)
+    rebuilt.restore(stored(history))
+    assert rebuilt.ask(14) == tuner.ask(14)
+
+
+def samples(raw, count=4000):
+    tuner = TUNERS["Random"](parse_search_space({"x": raw}), "maximize", 3)
+    return [tuner.ask(key).parameters["x"] for key in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "values"),
+    [
+        ({"_type": "quniform", "_value": [2.5, 5.5, 1]}, {3, 4, 5}),
+        ({"_type": "quniform", "_value": [1, 10, 3]}, {1, 3, 6, 9}),
+        ({"_type": "qloguniform", "_value": [1, 100, 7]}, {1, *range(7, 99, 7)}),
+        ({"_type": "randint", "_value": [0, 4]}, {0, 1, 2, 3}),
+        ({"_type": "choice", "_value": ["a", "b", 1]}, {"a", "b", 1}),
+    ],
+)
+def test_sampling_reaches_the_documented_values_and_no_others(raw, values):
+    assert set(samples(raw)) == values
+
+
+@pytest.mark.parametrize(
+    ("raw", "log"),
+    [
+        ({"_type": "normal", "_value": [3, 2]}, False),
+        ({"_type": "qnormal", "_value": [3, 2, 0.01]}, False),
+        ({"_type": "lognormal", "_value": [3, 2]}, True),
+    ],
+)
+def test_the_normal_family_has_its_mean_and_deviation(raw, log):
+    drawn = [math.log(value) if log else value for value in samples(raw)]
+    assert statistics.mean(drawn) == pytest.approx(3, abs=0.15)
+    assert statistics.stdev(drawn) == pytest.approx(2, abs=0.15)
+
+
+def test_a_log_uniform_draw_is_as_often_below_the_geometric_mean_as_above():
+    drawn = samples({"_type": "loguniform", "_value": [1e-4, 1]})
+    assert sum(value < 1e-2 for value in drawn) / len(drawn) == pytest.approx(0.5, abs=0.04)
+
+
+@pytest.mark.parametrize(("optimize_mode", "sign"), [("minimize", 1), ("maximize", -1)])
+def test_tpe_finds_the_bottom_of_a_bowl_sooner_than_random_does(optimize_mode, sign):
+    space = parse_search_space(dict.fromkeys(("x", "y"), TWO_FLOATS["x"]))
+
+    def best(name, seed):
+        tuner = TUNERS[name](space, optimize_mode, seed)
+        bowl = run(tuner, range(50), lambda at: sign * ((at["x"] - 2) ** 2 + (at["y"] + 1) ** 2))
+        return min(abs(past.value) for past in bowl)
+
+    medians = {name: statistics.median(best(name, seed) for seed in range(7)) for name in ("TPE", "Random")}
+    assert medians["TPE"] < medians["Random"] / 2
+
+
+@pytest.mark.parametrize("name", sorted(TUNERS))
+def test_the_experiment_file_decides_which_tuner_is_made(name, tmp_path):
+    (tmp_path / "space.json").write_text(json.dumps(TWO_FLOATS))
+    path = tmp_path / "experiment.yml"
+    path.write_text(
+        "{authorName: a, experimentName: e, trialConcurrency: 1, trainingServicePlatform: local, "
+        "searchSpacePath: space.json, trial: {command: c, codeDir: .}, "
+        f"tuner: {{builtinTunerName: {name}, classArgs: {{optimize_mode: minimize, seed: 9}}}}}}"
+    )
+    config = read_experiment_file(path)
+    tuner = make_tuner(ExperimentConfig.from_json(config.to_json()))
+    assert isinstance(tuner, OptunaTuner)
+    assert tuner.ask(0) == TUNERS[name](config.search_space, "minimize", 9).ask(0)

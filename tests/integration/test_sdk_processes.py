@@ -1,0 +1,156 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import nni_sdk
+from nni_sdk.records import Record, decode
+
+SDK_PARENT = Path(nni_sdk.__file__).parents[1]
+
+
+@pytest.fixture
+def environ(tmp_path):
+    (tmp_path / "parameter.cfg").write_text(json.dumps({"parameter_id": 0, "parameters": {}}))
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("NNI_")}
+    return outside | {
+        "NNI_PLATFORM": "local",
+        "NNI_EXP_ID": "eXpId",
+        "NNI_TRIAL_JOB_ID": "tRiAl",
+        "NNI_TRIAL_SEQ_ID": "0",
+        "NNI_SYS_DIR": str(tmp_path),
+        "PYTHONPATH": str(SDK_PARENT),
+    }
+
+
+def records(environ: dict[str, str]) -> list[Record]:
+    data = Path(environ["NNI_SYS_DIR"], ".nni", "metrics").read_bytes()
+    decoded = decode(data, 0)
+    assert (decoded.garbage, decoded.consumed) == ([], len(data))
+    return decoded.records
+
+
+def test_sigkill_right_after_the_last_report_loses_none(environ):
+    code = (
+        "import os, signal, nni_sdk as nni\n"
+        "nni.get_next_parameter()\n"
+        "for i in range(500): nni.report_intermediate_result(i / 7)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=environ, timeout=60).returncode == -signal.SIGKILL
+    assert [(r.sequence, float(r.value)) for r in records(environ)] == [(i, i / 7) for i in range(500)]
+
+
+MANY = """
+import multiprocessing, os, threading
+import nni_sdk as nni
+
+def report(who):
+    for i in range(200):
+        nni.report_intermediate_result({"default": i, "who": who, "padding": "x" * (i * 20)})
+
+if __name__ == "__main__":
+    nni.report_intermediate_result({"default": 0, "who": "before"})
+    forked = []
+    for n in range(2):
+        pid = os.fork()
+        if pid == 0:
+            report(f"fork {n}")
+            os._exit(0)
+        forked.append(pid)
+    spawn = multiprocessing.get_context("spawn")
+    spawned = [spawn.Process(target=report, args=(f"spawn {n}",)) for n in range(2)]
+    threads = [threading.Thread(target=report, args=(f"thread {n}",)) for n in range(2)]
+    for each in spawned + threads:
+        each.start()
+    for each in spawned + threads:
+        each.join()
+    assert [p.exitcode for p in spawned] == [0, 0]
+    assert [os.waitpid(pid, 0)[1] for pid in forked] == [0, 0]
+"""
+
+
+def test_forked_spawned_and_threaded_reporters_tear_no_record_of_each_other(environ, tmp_path):
+    script = tmp_path / "many.py"
+    script.write_text(MANY)
+    subprocess.run([sys.executable, str(script)], env=environ, timeout=120, check=True)
+    values = [json.loads(r.value) for r in records(environ)]
+    assert Counter(v["who"] for v in values) == {"before": 1} | {
+        f"{kind} {n}": 200 for kind in ("fork", "spawn", "thread") for n in range(2)
+    }
+    for kind in ("fork", "spawn", "thread"):
+        for n in range(2):  # and each reporter's own order is kept
+            assert [v["default"] for v in values if v["who"] == f"{kind} {n}"] == list(range(200))
+
+
+def test_a_forked_child_counts_on_by_itself(environ):
+    code = (
+        "import os, nni_sdk as nni\n"
+        "nni.report_intermediate_result(0)\n"
+        "pid = os.fork()\n"
+        "nni.report_intermediate_result(pid == 0)\n"
+        "if pid: os.waitpid(pid, 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environ, timeout=60, check=True)
+    assert sorted((r.sequence, r.value) for r in records(environ)) == [(0, "0"), (1, "false"), (1, "true")]
+
+
+def modules_loaded_by(code: str, environ: dict[str, str]) -> set[str]:
+    """The modules in a fresh interpreter after `code`, less those it has without."""
+    program = "import os, sys; before = set(sys.modules)\n" + code + "\nprint(*set(sys.modules) - before)"
+    # Without site-packages: what their .pth files load at start would hide what the SDK loads.
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(result.stdout.split())
+
+
+def test_the_import_loads_next_to_nothing(environ):
+    assert modules_loaded_by("import nni_sdk", environ) <= {
+        "nni_sdk",
+        "nni_sdk.errors",
+        "nni_sdk.frame",
+        "nni_sdk.trial",
+        "itertools",
+    }
+
+
+def test_a_whole_trial_needs_json_and_nothing_heavier(environ):
+    loaded = modules_loaded_by(
+        "import nni_sdk as nni; nni.get_next_parameter(); nni.report_intermediate_result(0.5); "
+        "nni.report_final_result({'default': 1})",
+        environ,
+    )
+    assert "json" in loaded
+    heavy = {
+        "logging",
+        "socket",
+        "threading",
+        "typing",
+        "dataclasses",
+        "inspect",
+        "subprocess",
+        "grpc",
+        "numpy",
+        "nni_sdk.records",
+    }
+    assert loaded & heavy == set()
+    assert len(records(environ)) == 2
+
+
+def test_a_report_of_a_number_imports_nothing_more(environ):
+    loaded = modules_loaded_by(
+        "import nni_sdk as nni; nni.get_next_parameter(); before |= set(sys.modules); nni.report_intermediate_result(0.5)",
+        environ,
+    )
+    assert loaded == set()

@@ -1,0 +1,378 @@
+"""The experiment file: what is read from it, and one clear sentence for everything that can be wrong with it."""
+
+from pathlib import Path
+
+import pytest
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, TunerConfig
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.search_space import SearchSpace, Uniform
+from nni_manager.errors import Bug, UserMistake
+
+SPACE = '{"lr": {"_type": "uniform", "_value": [0, 1]}}'
+GOOD = """\
+authorName: ada
+experimentName: digits
+trialConcurrency: 2
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+useAnnotation: false
+tuner:
+  builtinTunerName: TPE
+  classArgs:
+    optimize_mode: maximize
+trial:
+  command: python3 train.py
+  codeDir: .
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes an experiment file (the good one, with replacements) and its search space; gives the path."""
+
+    def write_files(text=GOOD, space=SPACE, **changed):
+        for old, new in changed.pop("replace", {}).items():
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "search_space.json").write_text(space, encoding="utf-8")
+        path = tmp_path / "experiment.yml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write_files
+
+
+@pytest.fixture
+def mistakes(write):
+    """The mistakes of an experiment file, as lines without the folder."""
+
+    def lines(*args, **kwargs):
+        path = write(*args, **kwargs)
+        with pytest.raises(ConfigInvalid) as caught:
+            read_experiment_file(path)
+        assert str(caught.value).splitlines() == [str(mistake) for mistake in caught.value.mistakes]
+        return [line.replace(f"{path.parent}/", "") for line in str(caught.value).splitlines()]
+
+    return lines
+
+
+def test_a_file_with_the_needed_keys_becomes_an_experiment_with_defaults(write, tmp_path):
+    config = read_experiment_file(write())
+    assert config == ExperimentConfig(
+        experiment_name="digits",
+        author_name="ada",
+        description=None,
+        trial_concurrency=2,
+        max_exec_duration_s=None,
+        max_trial_number=None,
+        training_service="local",
+        search_space=SearchSpace({"lr": Uniform(0.0, 1.0)}),
+        search_space_raw={"lr": {"_type": "uniform", "_value": [0, 1]}},
+        tuner=TunerConfig("TPE", "maximize", None, {"optimize_mode": "maximize"}),
+        trial_command="python3 train.py",
+        code_dir=tmp_path,
+        gpu_num=None,
+        nni_manager_ip=None,
+        log_dir=Path.home() / "nni-experiments",
+        log_collection="none",
+        log_level="info",
+        debug=False,
+        version_check=True,
+        local=LocalConfig(),
+        config_path=tmp_path / "experiment.yml",
+        expansions=(
+            Expansion("searchSpacePath", "search_space.json", tmp_path / "search_space.json"),
+            Expansion("trial.codeDir", ".", tmp_path),
+        ),
+    )
+
+
+def test_every_key_of_a_local_experiment_is_read(write, tmp_path):
+    text = GOOD.replace("optimize_mode: maximize", "optimize_mode: minimize\n    seed: 7") + (
+        "  gpuNum: 1\ndescription: d\nmaxExecDuration: 2h\nmaxTrialNum: 20\nlogDir: logs\nlogLevel: debug\n"
+        "logCollection: http\ndebug: true\nnniManagerIp: 10.0.0.1\nmultiPhase: false\nmultiThread: false\n"
+        "localConfig:\n  gpuIndices: 0, 2\n  maxTrialNumPerGpu: 3\n  useActiveGpu: true\n"
+    )
+    config = read_experiment_file(write(text))
+    assert (config.gpu_num, config.description, config.max_exec_duration_s) == (1, "d", 7200.0)
+    assert (config.max_trial_number, config.log_dir, config.log_level) == (20, tmp_path / "logs", "debug")
+    assert (config.log_collection, config.debug, config.nni_manager_ip) == ("http", True, "10.0.0.1")
+    assert config.local == LocalConfig((0, 2), 3, True)
+    assert (config.tuner.optimize_mode, config.tuner.seed) == ("minimize", 7)
+
+
+def test_debug_turns_the_version_check_off_unless_the_file_says_otherwise(write):
+    assert not read_experiment_file(write(GOOD + "debug: true\n")).version_check
+    assert read_experiment_file(write(GOOD + "debug: true\nversionCheck: true\n")).version_check
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5s", 5.0), ("3m", 180.0), ("2h", 7200.0), ("999d", 86313600.0)]
+)
+def test_a_duration_is_a_number_and_a_unit(write, text, seconds):
+    assert read_experiment_file(write(GOOD + f"maxExecDuration: {text}\n")).max_exec_duration_s == seconds
+
+
+def test_snake_case_keys_are_taken_as_well(write):
+    config = read_experiment_file(
+        write(replace={"trialConcurrency": "trial_concurrency", "codeDir": "code_dir"})
+    )
+    assert config.trial_concurrency == 2
+
+
+def test_the_home_folder_is_expanded(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = read_experiment_file(write(GOOD + "logDir: ~/logs\n"))
+    assert config.log_dir == tmp_path / "logs"
+    assert Expansion("logDir", "~/logs", tmp_path / "logs") in config.expansions
+
+
+def test_an_absolute_path_is_no_expansion(write, tmp_path):
+    config = read_experiment_file(write(replace={"codeDir: .": f"codeDir: {tmp_path}"}))
+    assert [each.key for each in config.expansions] == ["searchSpacePath"]
+
+
+def test_an_experiment_survives_its_json(write):
+    space = (
+        '{"layer": {"_type": "choice", "_value": [1, "a", {"_name": "conv",'
+        ' "k": {"_type": "randint", "_value": [1, 3]}}]}}'
+    )
+    config = read_experiment_file(write(GOOD + "localConfig: {gpuIndices: 1}\n", space))
+    assert ExperimentConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"local": 1}'])
+def test_a_stored_experiment_that_is_not_ours_is_a_bug(text):
+    with pytest.raises(Bug, match="cannot read the stored experiment"):
+        ExperimentConfig.from_json(text)
+
+
+def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes):
+    changed = {
+        "trialConcurrency: 2": 'trialConcurrency: "two"',
+        "authorName: ada\n": "",
+        "builtinTunerName: TPE": "builtinTunerName: TPF",
+        "codeDir: .": "codeDir: nowhere",
+    }
+    space = '{"lr": {"_type": "uniform", "_value": [1, 0]},\n "bs": [16, 32]}'
+    assert mistakes(GOOD + "maxTrialNumber: 3\n", space, replace=changed) == [
+        "experiment.yml: cannot do without authorName: it must be a name; write e.g. authorName: your name",
+        'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
+        "write e.g. trialConcurrency: 2",
+        'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
+        "did you mean TPE? (known: TPE, Random)",
+        "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
+        "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
+        "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
+        "trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, logDir, "
+        "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, trial, localConfig)",
+        "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
+        "search_space.json:2: cannot use bs: [16, 32] is a list; "
+        'a hyper-parameter is written {"_type": "uniform", "_value": [0, 1]}',
+    ]
+
+
+def test_a_mistake_knows_its_file_place_and_key(write):
+    path = write(replace={"  codeDir: .": "  codeDir: 3"})
+    with pytest.raises(UserMistake) as caught:
+        read_experiment_file(path)
+    (mistake,) = caught.value.mistakes
+    assert (mistake.file, mistake.line, mistake.column) == (str(path), 13, 3)
+    assert mistake.key == "trial.codeDir"
+
+
+WRONG_VALUES = {
+    "trialConcurrency: 2": {
+        "trialConcurrency: 0": "cannot use trialConcurrency: 0 is not a whole number from 1 to 99999",
+        "trialConcurrency: 100000": "cannot use trialConcurrency: 100000 is not a whole number",
+        "trialConcurrency: 2.5": "cannot use trialConcurrency: 2.5 is not a whole number",
+        "trialConcurrency: true": "cannot use trialConcurrency: true is not a whole number",
+        "trialConcurrency:": "cannot use trialConcurrency: nothing is not a whole number",
+        "trialConcurrency: [1]": "cannot use trialConcurrency: [1] is not a whole number",
+        "trialConcurrency: {your_number}": "cannot use trialConcurrency: it is still the placeholder of an",
+    },
+    "experimentName: digits": {
+        "experimentName: 007": "cannot use experimentName: 7 is not a name; write e.g. experimentName: digits",
+        "experimentName: 2024-01-01": 'cannot use experimentName: "2024-01-01" is not a name',
+        'experimentName: ""': 'cannot use experimentName: "" is not a name',
+    },
+    "useAnnotation: false": {
+        "useAnnotation: 1": "cannot use useAnnotation: 1 is not true or false; write e.g. useAnnotation: false",
+        "useAnnotation: true": "cannot use useAnnotation: true: annotation is not supported yet by this version; "
+        "describe the search space in a JSON file, name it in searchSpacePath",
+        "maxExecDuration: 5|": 'cannot use maxExecDuration: "5|" is not a whole number and one of s, m, h, d',
+        "maxExecDuration: 0h": "cannot use maxExecDuration",
+        "maxExecDuration: 5": "cannot use maxExecDuration: 5 is not a whole number and one of s, m, h, d",
+        "maxTrialNum: many": 'cannot use maxTrialNum: "many" is not a whole number from 1 to 99999',
+        "multiPhase: true": "cannot use multiPhase: true: NNI deprecated it and nothing here does it",
+        "multiThread: true": "cannot use multiThread: true: NNI deprecated it",
+        "nniManagerIp: 1.2.3": 'cannot use nniManagerIp: "1.2.3" is not an IPv4 address',
+        "logLevel: verbose": 'cannot use logLevel: "verbose" is not one of trace, debug, info',
+        "logCollection: some": 'cannot use logCollection: "some" is not none or http; write e.g. logCollection: none',
+        "logDir: {your_dir}": "cannot use logDir: it is still the placeholder of an example",
+        'logDir: "{your_dir}"': "cannot use logDir: {your_dir} is still the placeholder of an example",
+        'logDir: "a\\0b"': "holds a NUL character; mend the path",
+        "logDir: ~nobody-of-this-name/x": "names no user; mend the path",
+        "logDir: experiment.yml": "cannot use logDir: experiment.yml is not a folder; name a folder",
+        "advisor: {builtinAdvisorName: BOHB}": "cannot use advisor: there is none in this version yet",
+        "assessor: {builtinAssessorName: Medianstop}": "cannot use assessor: there is none in this version yet",
+        "localConfig: {gpuIndices: a}": 'cannot use localConfig.gpuIndices: "a" is not GPU numbers separated by',
+        "localConfig: {gpuIndices: '0,0'}": 'cannot use localConfig.gpuIndices: "0,0" is not GPU numbers',
+        "localConfig: {maxTrialNumPerGpu: 0}": "cannot use localConfig.maxTrialNumPerGpu: 0 is not a whole number",
+        "localConfig: {useGpu: true}": "cannot use localConfig.useGpu: there is no such key here; "
+        "did you mean useActiveGpu?",
+        "paiConfig: {host: h}": "cannot use paiConfig: there is no such key here; ",
+        "1: x": "cannot use 1: there is no such key here",
+    },
+    "trainingServicePlatform: local": {
+        "trainingServicePlatform: pai": "cannot use trainingServicePlatform 'pai' yet: this version runs local "
+        "experiments; write trainingServicePlatform: local",
+        "trainingServicePlatform: locl": 'cannot use trainingServicePlatform: "locl" is not a platform; '
+        "did you mean local?",
+        "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',
+    },
+    "builtinTunerName: TPE": {
+        "builtinTunerName: Anneal": "cannot use tuner.builtinTunerName: Anneal is not in this version yet; use TPE",
+        "builtinTunerName: tpe": 'cannot use tuner.builtinTunerName: "tpe" is not a built-in tuner; '
+        "did you mean TPE?",
+        "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of TPE, Random",
+        "builtinTunerName: TPE\n  className: Mine": "cannot use tuner.className: tuners of your own are not in this",
+    },
+    "optimize_mode: maximize": {
+        "optimize_mode: maximise": 'cannot use tuner.classArgs.optimize_mode: "maximise" is not maximize or minimize',
+        "seed: -1": "cannot use tuner.classArgs.seed: -1 is not a whole number from 0 to 4294967295",
+        "optimise_mode: maximize": "cannot use tuner.classArgs.optimise_mode: there is no such key here; "
+        "did you mean optimize_mode?",
+        "constant_liar_type: median": 'cannot use tuner.classArgs.constant_liar_type: "median" is not min, max or',
+    },
+    "searchSpacePath: search_space.json\n": {
+        "searchSpacePath: none.json\n": "cannot use searchSpacePath: there is no none.json; create it or mend the",
+        "": "cannot do without searchSpacePath: it must be the path of a JSON file",
+        "searchSpacePath: [a]\n": 'cannot use searchSpacePath: ["a"] is not the path of a JSON file',
+    },
+    "codeDir: .": {
+        "codeDir: experiment.yml": "cannot use trial.codeDir: experiment.yml is not a folder; create it or mend the",
+        "codeDir: ''": 'cannot use trial.codeDir: "" is not a folder; write e.g. codeDir: .',
+        "gpuNum: 1": "cannot do without trial.codeDir: it must be a folder; write e.g. codeDir: .",
+        "codeDir: .\n  gpuNum: -1": "cannot use trial.gpuNum: -1 is not a whole number from 0 to 99999",
+    },
+    "  command: python3 train.py\n  codeDir: .": {
+        "  3": "cannot use trial: 3 is not a mapping; write e.g. trial: {command:",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [(old, new, sentence) for old, news in WRONG_VALUES.items() for new, sentence in news.items()],
+)
+def test_a_wrong_value_is_one_clear_sentence(mistakes, old, new, sentence):
+    (line,) = mistakes(replace={old: new})
+    assert sentence in line
+
+
+def test_annotation_beside_a_search_space_is_one_mistake(mistakes):
+    (line,) = mistakes(replace={"useAnnotation: false": "useAnnotation: true"})
+    assert "annotation is not supported yet" in line
+
+
+def test_an_experiment_for_a_cluster_is_told_so_once(mistakes):
+    text = GOOD.replace("Platform: local", "Platform: pai").replace(
+        "codeDir: .", "codeDir: .\n  image: i\n  cpuNum: 1"
+    )
+    (line,) = mistakes(text + "paiConfig:\n  host: h\n")
+    assert "trainingServicePlatform 'pai'" in line
+
+
+def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):
+    tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
+    (line,) = mistakes(replace={tuner: ""})
+    assert "cannot do without tuner: nothing else proposes parameters" in line
+    (line,) = mistakes(replace={tuner: "advisor: {builtinAdvisorName: BOHB}\n"})
+    assert "cannot use advisor" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "experiment.yml: cannot read experiment.yml: it is empty; write the experiment's keys into it"),
+        ("# nothing\n", "experiment.yml: cannot read experiment.yml: it is empty"),
+        ("- a\n- b\n", 'experiment.yml:1: cannot use experiment.yml: ["a", "b"] is not a mapping'),
+        ("a: 1\n\tb: 2\n", "experiment.yml:2: cannot read experiment.yml: "),
+        ("a: [1\nb: 2\n", "experiment.yml:2: cannot read experiment.yml: "),
+        ("a: 1\n---\nb: 2\n", "experiment.yml:2: cannot read experiment.yml: "),
+        (
+            "a: !!python/object:os.system x\n",
+            "experiment.yml:1: cannot read experiment.yml: could not determine",
+        ),
+        ("a: &a [*a]\n", "experiment.yml:1: cannot read experiment.yml: an anchor contains itself"),
+        ("a: 2024-99-99\n", "experiment.yml: cannot read experiment.yml: month must be in 1..12"),
+        ("a: \x07\n", "experiment.yml: cannot read experiment.yml: unacceptable character"),
+        ("a: " + "[" * 5000, "experiment.yml: cannot read experiment.yml: it is nested too deeply"),
+        (b"a: 1\nb: \xff\n", "experiment.yml:2: cannot read experiment.yml: byte 8 is not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_mistake(mistakes, text, sentence):
+    (line,) = mistakes(text)
+    assert line.startswith(sentence)
+
+
+def test_a_key_written_twice_is_a_mistake(mistakes):
+    assert mistakes(GOOD + "  gpuNum: 1\n  gpuNum: 2\n") == [
+        "experiment.yml:15: cannot use trial.gpuNum: it is in line 14 already; keep one of the two"
+    ]
+
+
+def test_a_missing_file_and_a_folder_are_said(tmp_path):
+    with pytest.raises(ConfigInvalid, match=r"cannot read none\.yml: there is no such file; check the path"):
+        read_experiment_file(tmp_path / "none.yml")
+    with pytest.raises(ConfigInvalid, match="it is a folder; name the file in it"):
+        read_experiment_file(tmp_path)
+
+
+def test_numbers_with_an_exponent_are_numbers(mistakes):
+    (line,) = mistakes(replace={"trialConcurrency: 2": "trialConcurrency: 1e-4"})
+    assert "trialConcurrency: 0.0001 is not" in line
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        (
+            "{",
+            "search_space.json:1: cannot read search_space.json: not JSON at column 2, Expecting property name",
+        ),
+        ("", "search_space.json:1: cannot read search_space.json: not JSON at column 1"),
+        ('{"lr":\n nope}', "search_space.json:2: cannot read search_space.json: not JSON at column 2"),
+        ("[]", "search_space.json: cannot use the search space: [] is a list"),
+        ("{}", "search_space.json: cannot use the search space: it names no hyper-parameter"),
+        (
+            SPACE.replace("1]", "NaN]"),
+            "search_space.json: cannot read search_space.json: NaN is not a JSON number",
+        ),
+        (
+            SPACE[:-1] + ",\n\t" + SPACE[1:],
+            "search_space.json:2: cannot use lr: it is in line 1 already; keep one of the two",
+        ),
+    ],
+)
+def test_a_search_space_that_cannot_be_used_is_one_mistake_that_names_its_file(mistakes, space, sentence):
+    (line,) = mistakes(space=space)
+    assert line.startswith(sentence)
+
+
+def test_a_mistake_deep_in_the_search_space_has_its_line(mistakes):
+    space = (
+        '{\n\t"net": {\n\t\t"_type": "choice",\n\t\t"_value": [\n\t\t\t"none",\n\t\t\t{"_name": "conv",\n'
+        '\t\t\t "size": {"_type": "randint", "_value": [5, 5]}}\n]}}'
+    )
+    (line,) = mistakes(space=space)
+    assert line == (
+        "search_space.json:7: cannot use net[1].size: low 5 is not below high 5; widen the range or use choice"
+    )
+
+
+def test_a_long_value_is_cut_in_the_message(mistakes):
+    (line,) = mistakes(replace={"trialConcurrency: 2": "trialConcurrency: " + "x" * 500})
+    assert len(line) < 220

@@ -1,0 +1,66 @@
+"""The keeper's exit codes, their page, and the errors that carry them."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from pathlib import Path
+
+import pytest
+
+from trial_keeper import errors
+from trial_keeper.exit_codes import KeeperExit, describe, of_signal
+
+PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
+ERRORS = [
+    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.KeeperError)
+]
+
+
+@pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
+def test_the_page_says_what_the_code_says(code: KeeperExit):
+    assert f"| {int(code)} | {code.name} | {code.meaning} | {code.remedy} |" in PAGE.read_text().splitlines()
+
+
+@pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
+def test_a_code_of_the_keeper_is_one_clusters_and_shells_leave_alone(code: KeeperExit):
+    assert 100 <= code <= 119
+
+
+@pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
+def test_a_code_of_the_keeper_is_described_on_one_line(code: KeeperExit):
+    line = describe(code)
+    assert line is not None
+    assert line.isprintable()
+    assert code.meaning in line
+    assert code.remedy in line
+
+
+@pytest.mark.parametrize("code", [0, 1, 99, 119, 127, 137, 255, -9])
+def test_any_other_code_has_no_description(code: int):
+    assert describe(code) is None
+
+
+def test_a_signal_is_counted_from_128():
+    assert of_signal(signal.SIGKILL) == 137
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_ends_the_keeper_with_one_of_its_codes(kind: type[errors.KeeperError]):
+    assert kind.exit_code in set(KeeperExit)
+
+
+def test_every_code_has_an_error():
+    assert {kind.exit_code for kind in ERRORS} == set(KeeperExit)
+
+
+def test_every_error_but_the_base_says_who_must_act():
+    kinds = (errors.UserMistake, errors.TryAgain, errors.KeeperBug)
+    assert all(issubclass(kind, kinds) for kind in ERRORS if kind is not errors.KeeperError)
+
+
+def test_an_error_without_a_message_speaks_with_its_docstring():
+    assert (
+        str(errors.WorkspaceNotWritable()) == "The workspace is read-only, full, or belongs to another user."
+    )
+    assert str(errors.WorkspaceNotWritable("cannot write /mnt")) == "cannot write /mnt"

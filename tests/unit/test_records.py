@@ -1,0 +1,279 @@
+import json
+import math
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_sdk.errors import MetricTooLong
+from nni_sdk.records import MAX_FRAME_BYTES, MAX_PAYLOAD_BYTES, Garbage, Record, decode, encode
+
+ids = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+frames = st.builds(
+    encode,
+    st.integers(-(2**63), 2**63 - 1) | ids,
+    ids,
+    st.sampled_from(["PERIODICAL", "FINAL"]),
+    st.integers(0, 2**63 - 1),
+    json_values,
+)
+# Garbage that resembles frames finds more mistakes than noise does.
+nearly = st.sampled_from(
+    [
+        b"ME",
+        b"ME000",
+        b"ME000012",
+        b"ME000012{",
+        b"ME999999{",
+        b'ME000012{"value": "',
+        b"\n",
+        b"{}",
+        b'"}\n',
+        b"\xff\xfe",
+        b"ME000003{}\n",
+        b"ME000003[]\n",
+        b"NNISDK_MEb'1'",
+        b"ME\xd9\xa0\xd9\xa0\xd9\xa0\xd9\xa0\xd9\xa0\xd9\xa0{",
+    ]
+)
+garbage_bytes = st.lists(nearly | st.binary(max_size=30), max_size=6).map(b"".join)
+torn = st.tuples(frames, st.floats(0, 1, exclude_max=True)).map(lambda t: t[0][: int(len(t[0]) * t[1])])
+
+
+def frame_of(payload: str) -> bytes:
+    data = (payload + "\n").encode()
+    return b"ME%06d%b" % (len(data), data)
+
+
+def metric(**changes: object) -> dict[str, object]:
+    return {
+        "parameter_id": 1,
+        "trial_job_id": "aBcDe",
+        "type": "PERIODICAL",
+        "sequence": 0,
+        "value": "0.5",
+    } | changes
+
+
+def spans(data: bytes, garbage: list[Garbage]) -> set[int]:
+    return {position for span in garbage for position in range(span.offset, span.offset + span.length)}
+
+
+def decode_in_pieces(data: bytes, cuts: list[int]) -> tuple[list[Record], int, list[Garbage]]:
+    """Feed it as the manager does: each new piece behind what was left of the one before."""
+    records: list[Record] = []
+    garbage: list[Garbage] = []
+    consumed = 0
+    for end in [*sorted(cuts), len(data)]:
+        decoded = decode(data[consumed:end], consumed)
+        assert 0 <= decoded.consumed <= end - consumed
+        consumed += decoded.consumed
+        records += decoded.records
+        garbage += decoded.garbage
+    return records, consumed, garbage
+
+
+def test_a_frame_looks_exactly_as_nni_writes_it():
+    assert encode(3, "aBcDe", "PERIODICAL", 7, 0.25) == (
+        b'ME000099{"parameter_id": 3, "trial_job_id": "aBcDe", "type": "PERIODICAL", "sequence": 7, "value": "0.25"}\n'
+    )
+
+
+def test_the_declared_length_counts_the_newline():
+    data = encode(0, "t", "FINAL", 0, {"default": 1})
+    assert int(data[2:8]) == len(data) - 8
+    assert data.endswith(b"}\n")
+
+
+@given(st.integers(-(2**63), 2**63 - 1) | ids, ids, st.integers(0, 2**63 - 1), json_values)
+def test_what_is_encoded_is_decoded(parameter_id, trial_job_id, sequence, value):
+    data = encode(parameter_id, trial_job_id, "FINAL", sequence, value)
+    decoded = decode(data, 1000)
+    assert decoded.records == [
+        Record(1000, parameter_id, trial_job_id, "FINAL", sequence, json.dumps(value), len(data))
+    ]
+    assert (decoded.consumed, decoded.garbage) == (len(data), [])
+
+
+@given(json_values)
+def test_the_payload_is_what_json_would_have_written(value):
+    expected = json.dumps(metric(value=json.dumps(value)))
+    assert encode(1, "aBcDe", "PERIODICAL", 0, value) == frame_of(expected)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 5e-324, 1e300, 0.1, -0.0, 10**30, True])
+def test_numbers_are_spelled_as_json_spells_them(number):
+    [record] = decode(encode(1, "t", "FINAL", 0, number), 0).records
+    assert record.value == json.dumps(number)
+
+
+def test_offsets_and_sizes_are_places_in_the_file():
+    data = b"".join(encode(1, "t", "PERIODICAL", i, 10**i) for i in range(20))
+    for record in decode(data, 0).records:
+        again = decode(data[record.offset : record.offset + record.size], record.offset)
+        assert again.records == [record]
+
+
+def test_a_torn_last_frame_is_left_until_it_is_whole():
+    first, second = encode(1, "t", "PERIODICAL", 0, 0.5), encode(1, "t", "PERIODICAL", 1, 0.6)
+    for cut in range(len(second)):
+        decoded = decode(first + second[:cut], 0)
+        assert [r.sequence for r in decoded.records] == [0]
+        assert (decoded.consumed, decoded.garbage) == (len(first), [])
+    assert [r.sequence for r in decode(first + second, 0).records] == [0, 1]
+
+
+def test_nothing_at_all_is_no_record_and_no_garbage():
+    assert decode(b"", 7) == decode(b"ME", 7)
+    assert decode(b"", 7).records == []
+
+
+@given(
+    st.lists(frames | garbage_bytes | torn, max_size=8).map(b"".join),
+    st.lists(st.integers(0, 600), max_size=6),
+)
+def test_how_the_bytes_are_cut_makes_no_difference(data, cuts):
+    whole = decode(data, 0)
+    records, consumed, garbage = decode_in_pieces(data, [min(cut, len(data)) for cut in cuts])
+    assert records == whole.records
+    assert consumed == whole.consumed
+    assert spans(data, garbage) == spans(data, whole.garbage)
+
+
+@given(st.lists(st.tuples(garbage_bytes | torn, frames), max_size=6), garbage_bytes)
+def test_garbage_and_torn_frames_never_hide_a_whole_frame(pairs, last):
+    data, expected = b"", []
+    for before, good in pairs:
+        data += before
+        expected.append((len(data), len(good)))
+        data += good
+    decoded = decode(data + last, 0)
+    assert [(r.offset, r.size) for r in decoded.records] == expected
+
+
+@given(st.lists(frames | garbage_bytes | torn, max_size=8).map(b"".join), st.integers(0, 10**12))
+def test_every_consumed_byte_is_either_record_or_garbage(data, offset):
+    decoded = decode(data, offset)
+    covered = sorted(
+        [(r.offset, r.size) for r in decoded.records] + [(g.offset, g.length) for g in decoded.garbage]
+    )
+    position = offset
+    for start, size in covered:
+        assert start == position
+        assert size > 0
+        position += size
+    assert position == offset + decoded.consumed
+
+
+@given(st.binary(max_size=2000) | st.lists(nearly, max_size=40).map(b"".join))
+def test_no_bytes_make_the_reader_raise(data):
+    assert 0 <= decode(data, 0).consumed <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ("{not json}", "broken"),
+        ('{"type": "FINAL"}', "no object with all keys"),
+        (json.dumps(metric(type="METRIC")), "unknown type"),
+        (json.dumps(metric(type=["FINAL"])), "unknown type"),
+        (json.dumps(metric(value=0.5)), "value is no text"),
+        (json.dumps(metric(value="\ud800")), "value is no text"),
+        (json.dumps(metric(trial_job_id=None)), "trial_job_id is no text"),
+        (json.dumps(metric(sequence="0")), "sequence is no 64-bit integer"),
+        (json.dumps(metric(sequence=True)), "sequence is no 64-bit integer"),
+        (json.dumps(metric(sequence=2**63)), "sequence is no 64-bit integer"),
+        (json.dumps(metric(parameter_id=2**63)), "parameter_id is no 64-bit integer"),
+        (json.dumps(metric(parameter_id=None)), "neither integer nor text"),
+        (json.dumps(metric()) + "{}", "more than one JSON value"),
+        ('{"a":' * 100_000, "broken"),
+        ('{"a":' + "9" * 5000 + "}", "broken"),
+    ],
+)
+def test_a_frame_that_is_no_metric_is_garbage_with_its_reason(payload, reason):
+    data, good = frame_of(payload), encode(1, "t", "FINAL", 0, 1)
+    decoded = decode(data + good, 50)
+    assert [r.offset for r in decoded.records] == [50 + len(data)]
+    [span] = decoded.garbage
+    assert (span.offset, span.length) == (50, len(data))
+    assert reason in span.reason
+
+
+def test_bytes_that_are_not_utf8_are_garbage():
+    data = frame_of(json.dumps(metric(trial_job_id="é"), ensure_ascii=False))
+    assert decode(data, 0).records[0].trial_job_id == "é"
+    [span] = decode(data.replace("é".encode(), b"\xff\xff"), 0).garbage
+    assert "UTF-8" in span.reason
+
+
+def test_a_frame_that_never_got_its_end_costs_only_itself():
+    broken = b'ME900000{"parameter_id": 1, "trial'
+    good = encode(1, "t", "FINAL", 0, 1)
+    decoded = decode(broken + good, 0)
+    assert [r.offset for r in decoded.records] == [len(broken)]
+    assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
+
+
+def test_a_torn_frame_whose_length_happens_to_fit_hides_nothing():
+    good = encode(1, "t", "FINAL", 0, 1)
+    broken = b"ME%06d{" % (1 + len(good))  # declares exactly what is left of the line
+    decoded = decode(broken + good, 0)
+    assert [r.offset for r in decoded.records] == [len(broken)]
+    assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
+
+
+def test_touching_garbage_of_one_kind_is_one_span():
+    [span] = decode(b"\n" * 10_000, 5).garbage
+    assert span[:2] == (5, 10_000)
+
+
+def test_a_line_longer_than_any_frame_does_not_pile_up_in_memory():
+    kept = consumed = 0
+    for _ in range(5):
+        decoded = decode(b"x" * (kept + 700_000), consumed)
+        kept += 700_000 - decoded.consumed
+        consumed += decoded.consumed
+        assert kept < MAX_FRAME_BYTES
+
+
+def test_the_longest_frame_is_read_however_late_its_newline_comes():
+    overhead = len(encode(1, "t", "FINAL", 0, "")) - 8
+    data = encode(1, "t", "FINAL", 0, "x" * (MAX_PAYLOAD_BYTES - overhead))
+    assert len(data) == MAX_FRAME_BYTES
+    records, _, garbage = decode_in_pieces(b"noise" + data, [len(data) + 4])
+    assert [(r.offset, r.size) for r in records] == [(5, MAX_FRAME_BYTES)]
+    assert spans(data, garbage) == set(range(5))
+
+
+def test_a_longer_value_is_refused_with_its_size():
+    with pytest.raises(
+        MetricTooLong, match=r"^cannot report a metric of 1,\d+,\d+ bytes.*999,999.*NNI_OUTPUT_DIR"
+    ):
+        encode(1, "t", "FINAL", 0, "x" * 1_000_000)
+    assert len(encode(1, "t", "FINAL", 0, '"' * 200_000)) > 800_000  # escaped twice: \\\"
+
+
+def test_records_of_the_real_nni_sdk_are_read():
+    # nni 2.x: ids of customized trials are text, keys in another order, json_tricks spells an array as a dict.
+    asked = frame_of(
+        '{"trial_job_id": "aBcDe", "type": "REQUEST_PARAMETER", "sequence": 0, "parameter_index": 0}'
+    )
+    array = '{"__ndarray__": [1.0, NaN], "dtype": "float64", "shape": [2]}'
+    data = asked + frame_of(json.dumps(metric(parameter_id="0_1", value=array)))
+    decoded = decode(data, 0)
+    assert [(r.offset, r.parameter_id, r.value) for r in decoded.records] == [(len(asked), "0_1", array)]
+    assert (decoded.consumed, decoded.garbage) == (len(data), [])
+
+
+def test_a_record_survives_a_file(tmp_path):
+    path = tmp_path / "metrics"
+    path.write_bytes(encode("ä", "t", "FINAL", 0, {"default": 0.5, "note": 'it\'s "ok"\n\\'}))
+    [record] = decode(path.read_bytes(), 0).records
+    assert json.loads(record.value)["note"] == 'it\'s "ok"\n\\'
+    assert record.size == os.path.getsize(path)

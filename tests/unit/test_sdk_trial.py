@@ -1,0 +1,481 @@
+import argparse
+import enum
+import errno
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nni_sdk as nni
+from nni_sdk.errors import (
+    EnvironmentIncomplete,
+    MetricInvalid,
+    MetricNotWritten,
+    MetricTooLong,
+    ParameterMistyped,
+    ParametersMissing,
+    ParameterUnknown,
+    SdkError,
+)
+from nni_sdk.frame import value_json
+from nni_sdk.records import Record, decode
+from nni_sdk.trial import Trial
+
+PARAMETERS = {"lr": 0.1, "layer": {"_name": "conv", "size": 3}}
+
+
+@pytest.fixture
+def environ(tmp_path):
+    content = {
+        "parameter_id": 5,
+        "parameter_source": "algorithm",
+        "parameters": PARAMETERS,
+        "parameter_index": 0,
+    }
+    (tmp_path / "parameter.cfg").write_text(json.dumps(content))
+    return {
+        "NNI_PLATFORM": "local",
+        "NNI_EXP_ID": "eXpId",
+        "NNI_TRIAL_JOB_ID": "tRiAl",
+        "NNI_TRIAL_SEQ_ID": "12",
+        "NNI_SYS_DIR": str(tmp_path),
+        "NNI_OUTPUT_DIR": str(tmp_path / "output"),
+    }
+
+
+@pytest.fixture
+def trial(environ):
+    return Trial(environ)
+
+
+def records(trial: Trial) -> list[Record]:
+    with open(trial.metrics_path, "rb") as file:
+        decoded = decode(file.read(), 0)
+    assert decoded.garbage == []
+    return decoded.records
+
+
+def run_python(code: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("NNI_")}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=outside | environ, capture_output=True, text=True, timeout=60
+    )
+
+
+class Scalar:
+    """Answers as a one-element tensor of a framework does that knows no tolist."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def item(self) -> float:
+        return self.number
+
+
+class Meta:
+    def tolist(self):
+        raise NotImplementedError("a tensor without storage")
+
+
+# Parameters
+
+
+def test_parameters_come_once(trial):
+    assert trial.current_parameter(None) is None
+    assert trial.next_parameter() == PARAMETERS
+    assert trial.next_parameter() is None
+
+
+def test_current_parameters_stay_after_the_last_were_taken(trial):
+    trial.next_parameter()
+    trial.next_parameter()
+    assert trial.current_parameter(None) == PARAMETERS
+    assert trial.current_parameter("lr") == 0.1
+
+
+def test_an_unknown_tag_is_a_key_error(trial):
+    trial.next_parameter()
+    with pytest.raises(KeyError, match="dropout"):
+        trial.current_parameter("dropout")
+
+
+def test_ids_come_from_the_environment(trial):
+    assert (trial.experiment_id(), trial.trial_id(), trial.sequence_id()) == ("eXpId", "tRiAl", 12)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b'{"parameters": {}}', b"[" * 100_000])
+def test_a_missing_or_damaged_parameter_file_is_named(environ, tmp_path, content):
+    path = tmp_path / "parameter.cfg"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ParametersMissing, match=f"^cannot .*{path}.*; "):
+        Trial(environ).next_parameter()
+    with pytest.raises(ParametersMissing, match=f"^cannot .*{path}.*; "):
+        Trial(environ).report_final(1)
+
+
+@pytest.mark.parametrize("name", ["NNI_SYS_DIR", "NNI_TRIAL_JOB_ID"])
+def test_a_missing_variable_is_named(environ, name):
+    del environ[name]
+    with pytest.raises(EnvironmentIncomplete, match=f"^cannot .*{name} is not; .*unset NNI_PLATFORM"):
+        Trial(environ).report_final(1)
+
+
+def test_a_sequence_id_that_is_no_number_is_named(environ):
+    with pytest.raises(EnvironmentIncomplete, match=r"^cannot use NNI_TRIAL_SEQ_ID='first'"):
+        Trial(environ | {"NNI_TRIAL_SEQ_ID": "first"}).sequence_id()
+
+
+# Reports
+
+
+def test_reports_become_records_in_order(trial):
+    trial.next_parameter()
+    for value in (0.5, 1, {"default": 0.25, "loss": math.nan}):
+        trial.report_intermediate(value)
+    trial.report_final(0.75)
+    written = [(r.parameter_id, r.trial_job_id, r.type, r.sequence, r.value) for r in records(trial)]
+    assert written == [
+        (5, "tRiAl", "PERIODICAL", 0, "0.5"),
+        (5, "tRiAl", "PERIODICAL", 1, "1"),
+        (5, "tRiAl", "PERIODICAL", 2, '{"default": 0.25, "loss": NaN}'),
+        (5, "tRiAl", "FINAL", 0, "0.75"),
+    ]
+
+
+def test_a_report_needs_no_call_of_get_next_parameter(trial):
+    trial.report_final(0.5)
+    assert records(trial)[0].parameter_id == 5
+    assert trial.next_parameter() == PARAMETERS
+
+
+def test_each_record_is_in_the_file_when_the_call_returns(trial):
+    for count in range(1, 20):
+        trial.report_intermediate(count)
+        assert len(records(trial)) == count
+
+
+def test_what_is_in_the_file_already_stays(environ):
+    for value in (1, 2):
+        Trial(environ).report_intermediate(value)
+    assert [r.value for r in records(Trial(environ))] == ["1", "2"]
+
+
+def test_nothing_is_made_before_the_first_report(trial, tmp_path):
+    trial.next_parameter()
+    assert os.listdir(tmp_path) == ["parameter.cfg"]
+
+
+def test_threads_share_one_sequence(trial):
+    def report():
+        for _ in range(200):
+            trial.report_intermediate(0.5)
+
+    threads = [threading.Thread(target=report) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(r.sequence for r in records(trial)) == list(range(800))
+
+
+def test_the_descriptor_is_not_left_to_programs_the_trial_starts(trial):
+    trial.report_intermediate(1)
+    held = [fd for fd in os.listdir("/proc/self/fd") if _path_of(fd) == trial.metrics_path]
+    assert len(held) == 1
+    assert not os.get_inheritable(int(held[0]))
+
+
+def _path_of(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:  # the descriptor that listed the folder
+        return ""
+
+
+def test_a_descriptor_closed_by_the_training_code_is_opened_again(environ):
+    code = (
+        "import os, nni_sdk as nni\n"
+        "nni.report_intermediate_result(1)\n"
+        "os.closerange(3, 100)\n"
+        "nni.report_intermediate_result(2)\n"
+    )
+    result = run_python(code, environ)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [r.value for r in records(Trial(environ))] == ["1", "2"]
+
+
+def test_a_second_final_result_is_written_and_warned_about(environ):
+    result = run_python(
+        "import nni_sdk as nni; nni.report_final_result(1); nni.report_final_result(2)", environ
+    )
+    assert result.returncode == 0
+    assert result.stderr.count("cannot count a second final result, 2: the first one stays") == 1
+    assert [(r.type, r.value) for r in records(Trial(environ))] == [("FINAL", "1"), ("FINAL", "2")]
+
+
+def test_a_refused_metric_writes_nothing_and_takes_no_number(trial):
+    for bad in ({1, 2}, {"a": object()}, b"bytes"):
+        with pytest.raises(MetricInvalid):
+            trial.report_intermediate(bad)
+    trial.report_intermediate(1)
+    assert [r.sequence for r in records(trial)] == [0]
+
+
+def test_a_metric_that_is_too_long_writes_nothing(trial):
+    trial.report_intermediate(1)
+    with pytest.raises(MetricTooLong, match=r"^cannot report a metric of"):
+        trial.report_intermediate(list(range(300_000)))
+    assert len(records(trial)) == 1
+
+
+# Storage that refuses
+
+
+def test_a_metrics_file_that_cannot_be_opened_is_named_with_its_cause(environ, tmp_path):
+    (tmp_path / ".nni").write_text("a file where the folder should be")
+    with pytest.raises(
+        MetricNotWritten, match=rf"^cannot append a metric to {tmp_path}/\.nni/metrics: Not a directory; "
+    ) as e:
+        Trial(environ).report_final(1)
+    assert e.value.errno == errno.ENOTDIR
+    assert isinstance(e.value.__cause__, OSError)
+
+
+def test_full_storage_is_an_error_that_says_so(environ, tmp_path):
+    (tmp_path / ".nni").mkdir()
+    (tmp_path / ".nni" / "metrics").symlink_to("/dev/full")
+    with pytest.raises(
+        MetricNotWritten, match=r"^cannot append a metric to .*: No space left on device; .*free space"
+    ) as e:
+        Trial(environ).report_final(1)
+    assert e.value.errno == errno.ENOSPC
+
+
+def test_storage_that_takes_half_a_record_loses_only_that_one(environ):
+    # A limit on file size makes real short writes: half of the second record still fits.
+    code = (
+        "import os, resource, signal, nni_sdk as nni\n"
+        "from nni_sdk.errors import MetricNotWritten\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "nni.report_intermediate_result(1)\n"
+        "size = os.path.getsize(os.environ['NNI_SYS_DIR'] + '/.nni/metrics')\n"
+        "hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (size * 3 // 2, hard))\n"
+        "try:\n"
+        "    nni.report_intermediate_result(2)\n"
+        "except MetricNotWritten as error:\n"
+        "    print(error)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "nni.report_intermediate_result(3)\n"
+    )
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
+        pytest.skip("this system limits file sizes already")
+    result = run_python(code, environ)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("cannot append a metric to ")
+    with open(Trial(environ).metrics_path, "rb") as file:
+        data = file.read()
+    decoded = decode(data, 0)
+    assert [r.value for r in decoded.records] == ["1", "3"]
+    assert sum(span.length for span in decoded.garbage) == decoded.records[0].size // 2
+    assert decoded.consumed == len(data)
+
+
+# Values
+
+
+class Colour(enum.IntEnum):
+    RED = 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.float64(0.5), "0.5"),
+        (np.float64("nan"), "NaN"),
+        (-np.float64("inf"), "-Infinity"),
+        (np.float32(0.1), repr(float(np.float32(0.1)))),
+        (np.float16(0.5), "0.5"),
+        (np.int64(-3), "-3"),
+        (np.bool_(True), "true"),
+        (np.array(0.5), "0.5"),
+        (np.array([1.0, np.nan]), "[1.0, NaN]"),
+        (np.arange(4).reshape(2, 2), "[[0, 1], [2, 3]]"),
+        (
+            {"default": np.float32(0.5), "curve": (np.int8(1), [np.array([2])])},
+            '{"default": 0.5, "curve": [1, [[2]]]}',
+        ),
+        (Scalar(0.25), "0.25"),
+        ([Scalar(1)], "[1]"),
+        ({1: "a", 2.5: "b", None: "d", "e": "f"}, '{"1": "a", "2.5": "b", "null": "d", "e": "f"}'),
+        ({np.float64(0.5): 1}, '{"0.5": 1}'),
+        (Colour.RED, "3"),
+        (10**400, "1" + "0" * 400),
+        (None, "null"),
+        ("text", '"text"'),
+    ],
+)
+def test_values_are_written_as_plain_json(value, text):
+    assert value_json(value) == text
+
+
+@given(st.floats() | st.integers())
+def test_a_number_is_written_as_json_writes_it(number):
+    assert value_json(number) == json.dumps(number)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({1, 2}, "value is a set"),
+        ({"curve": [1, 2, 3, {4}]}, r"value\[.curve.\]\[3\] is a set"),
+        ({"a": {"b": (0, 1j)}}, r"value\[.a.\]\[.b.\]\[1\] is a complex"),
+        ({(1, 2): 3}, r"a key of value is a tuple: \(1, 2\)"),
+        ({"a": {np.int64(1): 3}}, r"a key of value\['a'\] is a numpy.int64"),
+        (b"bytes", "value is a bytes"),
+        (np.array([{1}, 2], dtype=object), r"value\[0\] is a set"),
+        (np.complex128(1j), "value is a complex"),
+        (np.longdouble(1), "value is a numpy.longdouble"),
+        (np.float64, "value is a type"),
+        (Meta(), "value is a .*test_sdk_trial.Meta"),
+    ],
+)
+def test_what_json_cannot_hold_is_named_with_its_place(value, place):
+    with pytest.raises(
+        MetricInvalid, match=f"^cannot report this metric: {place}.*; JSON holds numbers"
+    ) as error:
+        value_json(value)
+    assert isinstance(error.value, TypeError)
+    assert isinstance(error.value, SdkError)
+
+
+def test_an_int_python_itself_does_not_print_is_refused():
+    with pytest.raises(MetricInvalid, match=r"value\[0\] is an int with more digits"):
+        value_json([10**5000])
+    with pytest.raises(MetricInvalid, match="value is an int with more digits"):
+        value_json(10**5000)
+
+
+def test_a_value_that_holds_itself_is_refused():
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(MetricInvalid, match="contains itself, or is nested too deeply"):
+        value_json(loop)
+
+
+# Outside an experiment
+
+
+@pytest.mark.parametrize("platform", [{}, {"NNI_PLATFORM": "standalone"}, {"NNI_PLATFORM": "unittest"}])
+def test_outside_an_experiment_results_are_shown_and_nothing_is_written(platform, tmp_path):
+    code = (
+        "import nni_sdk as nni\n"
+        "print(nni.get_current_parameter(), nni.get_next_parameter(), nni.get_current_parameter(), nni.get_next_parameter())\n"
+        "print(nni.get_experiment_id(), nni.get_trial_id(), nni.get_sequence_id())\n"
+        "nni.report_intermediate_result(0.5)\n"
+        "nni.report_intermediate_result({'default': 0.25})\n"
+        "nni.report_final_result(0.75)\n"
+    )
+    result = run_python(f"import os; os.chdir({str(tmp_path)!r})\n{code}", platform)
+    assert result.returncode == 0
+    assert result.stdout == "None {} {} {}\nSTANDALONE STANDALONE 0\n"
+    assert "WARNING (nni_sdk) Running outside an experiment" in result.stderr
+    shown = [line.split("(nni_sdk) ")[1] for line in result.stderr.splitlines() if " INFO " in line]
+    assert shown == [
+        "Intermediate result: 0.5  (Index 0)",
+        'Intermediate result: {"default": 0.25}  (Index 1)',
+        "Final result: 0.75",
+    ]
+    assert os.listdir(tmp_path) == []
+
+
+def test_results_are_shown_whatever_the_training_code_does_with_logging():
+    code = (
+        "import logging; logging.basicConfig(level=logging.CRITICAL)\n"
+        "import nni_sdk as nni; nni.report_final_result(1)\n"
+    )
+    assert run_python(code, {}).stderr.count("Final result: 1") == 1
+
+
+def test_a_metric_json_cannot_hold_is_refused_at_home_already():
+    assert (
+        "MetricInvalid: cannot report this metric"
+        in run_python("import nni_sdk as nni; nni.report_final_result({1})", {}).stderr
+    )
+
+
+# Names NNI scripts use
+
+
+def test_merge_parameter_overrides_a_namespace_in_place():
+    base = argparse.Namespace(lr=0.1, seed=None, name="a")
+    assert nni.utils.merge_parameter(base, {"lr": 0.5, "seed": 3}) is base
+    assert vars(base) == {"lr": 0.5, "seed": 3, "name": "a"}
+
+
+def test_merge_parameter_overrides_a_dict_in_place():
+    base = {"lr": 0.1}
+    assert nni.utils.merge_parameter(base, {"lr": 0.5}) is base
+    assert base == {"lr": 0.5}
+
+
+def test_merge_parameter_leaves_the_base_alone_without_parameters():
+    assert nni.utils.merge_parameter({"lr": 0.1}, None) == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "message"),
+    [
+        ({"lr": 0.5, "dropout": 1}, ParameterUnknown, "^cannot override 'dropout': .*only .'lr', 'n'"),
+        ({"lr": 0.5, "n": 1.0}, ParameterMistyped, "^cannot override 'n', a int, with 1.0, a float; "),
+        ({"n": True}, ParameterMistyped, "^cannot override 'n', a int, with True, a bool; "),
+    ],
+)
+def test_merge_parameter_changes_nothing_when_one_value_does_not_fit(override, kind, message):
+    for base in ({"lr": 0.1, "n": 3}, argparse.Namespace(lr=0.1, n=3)):
+        with pytest.raises(kind, match=message):
+            nni.utils.merge_parameter(base, override)
+        assert (base if isinstance(base, dict) else vars(base)) == {"lr": 0.1, "n": 3}
+
+
+def test_errors_of_merge_parameter_are_the_built_in_ones_nni_raises():
+    assert issubclass(ParameterUnknown, ValueError)
+    assert issubclass(ParameterMistyped, TypeError)
+
+
+def test_a_stock_nni_script_runs_with_only_its_import_changed(environ):
+    script = (
+        "import argparse, logging\n"
+        "import nni_sdk as nni\n"
+        "from nni_sdk.utils import merge_parameter\n"
+        "logger = logging.getLogger('mnist_AutoML')\n"
+        "def main(args):\n"
+        "    for epoch in range(args['epochs']):\n"
+        "        nni.report_intermediate_result(epoch / 10)\n"
+        "    nni.report_final_result({'default': 0.9, 'lr': args['lr']})\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', type=float, default=0.01)\n"
+        "parser.add_argument('--epochs', type=int, default=3)\n"
+        "parser.add_argument('--layer', default=None)\n"
+        "tuner_params = nni.get_next_parameter()\n"
+        "logger.debug(tuner_params)\n"
+        "main(vars(merge_parameter(parser.parse_args(), tuner_params)))\n"
+    )
+    result = run_python(script, environ)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [r.value for r in records(Trial(environ))] == ["0.0", "0.1", "0.2", '{"default": 0.9, "lr": 0.1}']
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'choice'"):
+        nni.choice  # noqa: B018

@@ -1,0 +1,119 @@
+"""`trial-keeper`: the first process of a task. Started by a job, told what to do by its environment."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from trial_keeper import __version__
+from trial_keeper.cluster_environment import task_identity
+from trial_keeper.errors import KeeperError, UserMistake, VersionMismatch, WorkspaceMissing
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.messages import TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.versions import mismatch_message, versions_agree
+from trial_keeper.wire.workspace import (
+    DocumentInvalid,
+    ManagerDocument,
+    Workspace,
+    exit_to_bytes,
+    replace_file,
+)
+
+HELP = """\
+usage: trial-keeper [--help] [--version]
+
+Runs the trial of one job and delivers its metrics and logs to the manager. It is the first process of a task: a job starts
+it, and the environment says what to do. You do not start it by hand; `nnictl create --config FILE` makes such jobs.
+
+options:
+  --help     this page
+  --version  the version; keeper and manager must agree in its first two numbers
+
+environment:
+  TRIAL_KEEPER_*  the job's settings, written by the manager
+  PAI_*, FC_*     which task of which job this container is, written by the cluster
+
+exit code: the trial's own, 128+n if signal n ended it, or 100-119 when the keeper itself could not do its work.
+
+example:
+  trial-keeper --version
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one job; the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    match arguments:
+        case []:
+            return _run_job()
+        case ["--help" | "-h"]:
+            print(HELP, end="")
+            return 0
+        case ["--version"]:
+            print(f"trial-keeper {__version__}")
+            return 0
+    print(f"cannot use {' '.join(arguments)!r}: trial-keeper takes --help or --version only", file=sys.stderr)
+    return UserMistake.exit_code
+
+
+def _run_job() -> int:
+    try:
+        settings = KeeperSettings.from_environ(os.environ)
+        return _run_trial(settings)
+    except KeeperError as error:
+        print(f"trial-keeper: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _run_trial(settings: KeeperSettings) -> int:
+    from trial_keeper.host.attempt_files import claim_attempt, read_trial
+
+    identity = task_identity(os.environ)
+    workspace = Workspace(Path(settings.workspace))
+    trial = read_trial(workspace, settings.trial_id)
+    key, folder = claim_attempt(workspace, settings.trial_id, identity.task)
+    try:
+        check_version(settings, workspace)
+    except VersionMismatch as error:
+        # exit.json carries it to the manager, which may not speak this keeper's protocol at all.
+        now_s = time.time()
+        ended = TrialEnded(
+            key,
+            ExitReason.VERSION,
+            error.exit_code,
+            now_s,
+            now_s,
+            dict.fromkeys(settings.streams, 0),
+            str(error),
+        )
+        replace_file(folder.exit_json, exit_to_bytes(ended))
+        raise
+    from trial_keeper.host.host import Host
+
+    host = Host(settings, workspace, trial, key, folder)
+    host.begin()
+    import asyncio  # the trial runs already
+
+    return asyncio.run(host.run())
+
+
+def check_version(settings: KeeperSettings, workspace: Workspace) -> None:
+    """Compare this keeper with the manager that manager.json names.
+
+    Raises:
+        VersionMismatch: they differ in the first two numbers.
+        WorkspaceMissing: there is no such document.
+    """
+    from trial_keeper.host.attempt_files import read_shared
+
+    try:
+        manager = ManagerDocument.from_bytes(read_shared(workspace.manager_json))
+    except DocumentInvalid as error:
+        raise WorkspaceMissing(f"{error}; let the manager write it again with `nnictl resume`") from error
+    if settings.version_check and not versions_agree(manager.version, __version__):
+        raise VersionMismatch(mismatch_message(manager.version, __version__))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The environment a trial sees."""
+
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from trial_keeper.settings import without_settings
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument
+
+
+def trial_environ(
+    container: Mapping[str, str], experiment_id: str, trial: TrialDocument, folder: AttemptFolder
+) -> dict[str, str]:
+    """The container's variables, without the keeper's own, and what NNI promises a trial.
+
+    NNI_PLATFORM is `local` on every platform: it is what makes the real `nni` package append its metrics to a file, as ours does.
+    Source: NNI v3.0 trial environment variables.
+    """
+    environ = without_settings(container) | {
+        "NNI_PLATFORM": "local",
+        "NNI_EXP_ID": experiment_id,
+        "NNI_TRIAL_JOB_ID": trial.trial_id,
+        "NNI_TRIAL_SEQ_ID": str(trial.sequence_id),
+        "NNI_SYS_DIR": str(folder.path),
+        "NNI_OUTPUT_DIR": str(folder.output),
+        "NNI_CODE_DIR": str(PurePath(trial.code_dir)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if trial.gpu_indices is not None:
+        # An empty list would hide nothing from some CUDA versions; -1 hides all from every one.
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, trial.gpu_indices)) or "-1"
+    return environ

@@ -1,0 +1,186 @@
+"""What happens to a keeper (events, past participles) and what it does about it (effects, imperatives)."""
+
+from dataclasses import dataclass
+
+from trial_keeper.core.replication import ChunkToSend
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    Durable,
+    KeeperMessage,
+    Leave,
+    Offsets,
+    StopTrial,
+    TrialEnded,
+    Welcome,
+)
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class TrialAssigned:
+    """A trial is to be run as this attempt; its folder is ready."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpawned:
+    """The command runs. `at_s` is in seconds since the epoch."""
+
+    key: AttemptKey
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """The command never ran."""
+
+    key: AttemptKey
+    at_s: float
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialExited:
+    """The command ended and its process group is gone.
+
+    `exit_code` is 0–255, or None when `signal` ended it. `sizes` of the streams are taken after the end; `stderr_tail` is text.
+    """
+
+    key: AttemptKey
+    at_s: float
+    exit_code: int | None
+    signal: int | None
+    sizes: Offsets
+    stderr_tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsGrew:
+    """A look at the attempt's files."""
+
+    key: AttemptKey
+    sizes: Offsets
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    """A manager has said Welcome."""
+
+    welcome: Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The stream to the manager ended, or could not be opened."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRefused:
+    """The manager will not have this keeper; only another manager could change that."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerMoved:
+    """manager.json has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalReceived:
+    """The keeper itself was asked to end by SIGTERM, SIGINT or SIGHUP."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The deadline the keeper asked for is here."""
+
+
+Event = (
+    TrialAssigned
+    | TrialSpawned
+    | SpawnFailed
+    | TrialExited
+    | StreamsGrew
+    | LinkOpened
+    | LinkLost
+    | LinkRefused
+    | ManagerMoved
+    | SignalReceived
+    | TimePassed
+    | Durable
+    | StopTrial
+    | Leave
+)
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnTrial:
+    """Start the command of this attempt."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class SignalTrial:
+    """Send a signal to every process of the attempt."""
+
+    key: AttemptKey
+    kill: bool
+    """SIGKILL rather than SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLink:
+    """Connect to the manager that manager.json names and say Hello with these attempts."""
+
+    attempts: tuple[AttemptKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message over the link that is up."""
+
+    message: KeeperMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SendChunk:
+    """Read bytes of a file and send them over the link that is up."""
+
+    key: AttemptKey
+    chunk: ChunkToSend
+
+
+@dataclass(frozen=True, slots=True)
+class RecordExit:
+    """Write exit.json."""
+
+    ended: TrialEnded
+
+
+@dataclass(frozen=True, slots=True)
+class LogDecision:
+    """Write one line to the keeper's log, and to the attempt's while it runs."""
+
+    key: AttemptKey | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """End the keeper with this code."""
+
+    code: int
+
+
+Effect = SpawnTrial | SignalTrial | OpenLink | Send | SendChunk | RecordExit | LogDecision | Exit

@@ -1,0 +1,116 @@
+"""Replication by offset: which bytes of an attempt's files to send next, and which are safe with the manager.
+
+Theory of operation. A stream is a file that only grows. For each stream three numbers are kept, durable <= sent <= size:
+
+    size     bytes known to be in the file
+    sent     bytes handed to the link since it came up
+    durable  bytes that the manager has confirmed to survive its own death
+
+The keeper stores none of them. When a link comes up the manager says what it durably has, and sent = durable = that; when
+the link goes down nothing is done at all. So a chunk may travel twice, and the manager drops what it already has; a chunk
+can never be skipped, because nothing but the manager's word moves `durable`.
+
+The distance between sent and durable is bounded per stream (the window), so neither side ever holds more than that in
+memory, however long the manager is away: the bytes wait in the file.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trial_keeper.wire.messages import Offsets, Stream
+
+# A metric never waits behind more than one of these on its way into the link.
+LOG_CHUNK_BYTES = 64 * 1024
+METRICS_CHUNK_BYTES = 256 * 1024
+# At 10 ms per confirmed round trip these carry 50 MB/s of logs and 100 MB/s of metrics.
+LOG_WINDOW_BYTES = 512 * 1024
+# A metric record is durable only as a whole, so the window must hold the longest one (999,999 bytes and its frame).
+METRICS_WINDOW_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkToSend:
+    """Effect: read these bytes of the stream and send them. `size_bytes` is at least 1."""
+
+    stream: Stream
+    offset: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class _Progress:
+    size: int = 0
+    sent: int = 0
+    durable: int = 0
+
+
+class Replication:
+    """The replication of one attempt's streams. Streams are sent in the order given, so the most urgent comes first."""
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        self._progress = {stream: _Progress() for stream in streams}
+        self._link_is_up = False
+        self._final_sizes: dict[Stream, int] | None = None
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """What is replicated, most urgent first."""
+        return tuple(self._progress)
+
+    @property
+    def undelivered_bytes(self) -> int:
+        """Bytes in the files that the manager has not confirmed."""
+        return sum(max(progress.size - progress.durable, 0) for progress in self._progress.values())
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether every stream has its final size and the manager has confirmed all of it."""
+        return self._final_sizes is not None and all(
+            self._progress[stream].durable >= size for stream, size in self._final_sizes.items()
+        )
+
+    def grew(self, sizes: Offsets) -> None:
+        """The files have these sizes now. A size that shrank is ignored: what was appended stays appended."""
+        for stream, size in sizes.items():
+            limit = size if self._final_sizes is None else min(size, self._final_sizes[stream])
+            progress = self._progress[stream]
+            progress.size = max(progress.size, limit)
+
+    def ended(self, final_sizes: Offsets) -> None:
+        """The attempt is over: bytes after these sizes do not count."""
+        self.grew(final_sizes)
+        self._final_sizes = {stream: final_sizes[stream] for stream in self._progress}
+
+    def link_came_up(self, durable: Offsets) -> None:
+        """A manager is there and has this much. A stream it does not name it does not know."""
+        self._link_is_up = True
+        for stream, progress in self._progress.items():
+            progress.sent = progress.durable = durable.get(stream, 0)
+
+    def link_went_down(self) -> None:
+        """What was sent and not confirmed may be lost or not; only the next Welcome tells."""
+        self._link_is_up = False
+
+    def confirmed(self, durable: Offsets) -> None:
+        """The manager has made these offsets durable. A stream that is not replicated is ignored; so is an older word."""
+        for stream, offset in durable.items():
+            progress = self._progress.get(stream)
+            if progress is not None:
+                progress.durable = max(progress.durable, offset)
+                progress.sent = max(progress.sent, offset)
+
+    def next_chunks(self) -> list[ChunkToSend]:
+        """All that may be sent now, in sending order. They count as sent from here on."""
+        if not self._link_is_up:
+            return []
+        chunks: list[ChunkToSend] = []
+        for stream, progress in self._progress.items():
+            urgent = stream is Stream.METRICS
+            largest = METRICS_CHUNK_BYTES if urgent else LOG_CHUNK_BYTES
+            window = METRICS_WINDOW_BYTES if urgent else LOG_WINDOW_BYTES
+            limit = min(progress.size, progress.durable + window)
+            while progress.sent < limit:
+                size_bytes = min(largest, limit - progress.sent)
+                chunks.append(ChunkToSend(stream, progress.sent, size_bytes))
+                progress.sent += size_bytes
+        return chunks

@@ -1,0 +1,138 @@
+"""The attempt's folder on this side: claimed once, and read while it grows."""
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+from pathlib import Path
+
+from trial_keeper.errors import UserMistake, WorkspaceMissing, WorkspaceNotWritable
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.workspace import AttemptFolder, DocumentInvalid, TrialDocument, Workspace
+
+# An NFS client may go on saying "no such file" this long after another has made it; twice the 3 s that were measured.
+SHARED_STORAGE_LAG_S = 6.0
+_LOOK_AGAIN_S = 0.2
+
+
+def read_shared(path: Path) -> bytes:
+    """A file that the manager wrote before it started this job.
+
+    Raises:
+        WorkspaceMissing: it is not there, even after the shared storage had time to show it, or cannot be read.
+    """
+    gives_up_at_s = time.monotonic() + SHARED_STORAGE_LAG_S
+    while True:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError as error:
+            if time.monotonic() > gives_up_at_s:
+                raise WorkspaceMissing(
+                    f"cannot find {path}: the experiment's folder is not mounted here, or the experiment was deleted; "
+                    "check the mount of the shared storage in this container"
+                ) from error
+            time.sleep(_LOOK_AGAIN_S)
+        except OSError as error:
+            raise WorkspaceMissing(
+                f"cannot read {path}: {error.strerror}; let the user of this container read the shared storage"
+            ) from error
+
+
+def read_trial(workspace: Workspace, trial_id: str) -> TrialDocument:
+    """The trial this job is for.
+
+    Raises:
+        WorkspaceMissing: its document is not there or is not one.
+    """
+    path = workspace.trial(trial_id).trial_json
+    try:
+        return TrialDocument.from_bytes(read_shared(path))
+    except DocumentInvalid as error:
+        raise WorkspaceMissing(f"{error}; {path} was not written by a manager of this version") from error
+
+
+def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[AttemptKey, AttemptFolder]:
+    """The next attempt of this task, with its folder made and the parameters in place.
+
+    Making the folder is the claim: it succeeds once, also between two containers on NFS.
+
+    Raises:
+        WorkspaceNotWritable: the storage is read-only, full, or belongs to another user.
+    """
+    number = 0
+    try:
+        while True:
+            key = AttemptKey(trial_id, number, task)
+            folder = workspace.attempt(key)
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.path.mkdir()
+                break
+            except FileExistsError:
+                number += 1
+        folder.output.mkdir()
+        for stream in Stream:
+            path = folder.stream(stream)
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        shutil.copyfile(workspace.trial(trial_id).parameter_cfg, folder.parameter_cfg)
+    except OSError as error:
+        raise not_writable(workspace.root, error) from error
+    return key, folder
+
+
+def not_writable(path: Path, error: OSError) -> UserMistake:
+    """What to say when the workspace takes no more."""
+    remedies = {
+        errno.EROFS: "mount it read-write",
+        errno.ENOSPC: "free some space there",
+        errno.EDQUOT: "free some space there or ask for more quota",
+        errno.EACCES: f"let user {os.getuid()} of this container write there",
+        errno.EPERM: f"let user {os.getuid()} of this container write there",
+    }
+    remedy = remedies.get(error.errno or 0, "check the shared storage")
+    return WorkspaceNotWritable(f"cannot write in the workspace {path}: {error.strerror}; {remedy}")
+
+
+class Tail:
+    """The growing files of one attempt. Polled: shared storage tells nobody when a file grows."""
+
+    def __init__(self, folder: AttemptFolder, streams: tuple[Stream, ...]) -> None:
+        self._paths = {stream: folder.stream(stream) for stream in streams}
+        self._descriptors: dict[Stream, int] = {}
+
+    def sizes(self) -> dict[Stream, int]:
+        """The sizes at this moment, in bytes."""
+        return {stream: self._size(stream) for stream in self._paths}
+
+    def read(self, stream: Stream, offset: int, size_bytes: int) -> bytes:
+        """Bytes of a stream; fewer than asked for only if somebody cut the file."""
+        descriptor = self._descriptor(stream)
+        return b"" if descriptor is None else os.pread(descriptor, size_bytes, offset)
+
+    def last_text(self, stream: Stream, longest_bytes: int) -> str:
+        """The end of a stream as text, from the beginning of a line where it can."""
+        size = self._size(stream)
+        data = self.read(stream, max(size - longest_bytes, 0), longest_bytes)
+        if size > longest_bytes and b"\n" in data[:-1]:
+            data = data[data.index(b"\n") + 1 :]
+        return data.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def _size(self, stream: Stream) -> int:
+        descriptor = self._descriptor(stream)
+        return 0 if descriptor is None else os.fstat(descriptor).st_size
+
+    def _descriptor(self, stream: Stream) -> int | None:
+        descriptor = self._descriptors.get(stream)
+        if descriptor is None:
+            # A trial may have removed the file: then there is nothing to read until it makes it again.
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(self._paths[stream], os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors[stream] = descriptor
+        return descriptor

@@ -1,0 +1,275 @@
+"""Does what the keeper decides: the one loop of a keeper's process."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from trial_keeper import __version__
+from trial_keeper.core.environment import trial_environ
+from trial_keeper.core.events import (
+    Effect,
+    Event,
+    Exit,
+    LogDecision,
+    ManagerMoved,
+    OpenLink,
+    RecordExit,
+    Send,
+    SendChunk,
+    SignalReceived,
+    SignalTrial,
+    SpawnFailed,
+    SpawnTrial,
+    StreamsGrew,
+    TimePassed,
+    TrialAssigned,
+    TrialExited,
+    TrialSpawned,
+)
+from trial_keeper.core.keeper import Keeper
+from trial_keeper.errors import KeeperError
+from trial_keeper.host.attempt_files import Tail, not_writable
+from trial_keeper.host.process import TrialProcess
+from trial_keeper.host.relay import Relay
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, exit_to_bytes, replace_file
+
+if TYPE_CHECKING:
+    from trial_keeper.host.link import ManagerLink
+
+# The files are looked at this often: soon after something came, more seldom while nothing does. 50 ms leave half of the
+# 60 ms from a report to its row for the way to the manager, at 0.2 % of a core.
+SHORTEST_POLL_S = 0.01
+LONGEST_POLL_S = 0.05
+_SLOWING = 1.3
+_MANAGER_LOOK_S = 1.0
+_MESSAGE_BYTES = 4096
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Host:
+    """One keeper process around one `Keeper`.
+
+    The trial is started by `begin`, before asyncio and gRPC are even imported: a job without reuse needs nobody's word to start.
+    """
+
+    def __init__(
+        self,
+        settings: KeeperSettings,
+        workspace: Workspace,
+        trial: TrialDocument,
+        key: AttemptKey,
+        folder: AttemptFolder,
+    ) -> None:
+        self._settings = settings
+        self._workspace = workspace
+        self._trial = trial
+        self._key = key
+        self._folder = folder
+        self._keeper = Keeper(settings)
+        self._tail = Tail(folder, tuple(Stream))
+        self._process: TrialProcess | None = None
+        self._relay: Relay | None = None
+        self._link: ManagerLink | None = None
+        self._waiting_for_loop: list[Effect] = []
+        self._early_signals: list[int] = []
+        self._exit_code: int | None = None
+        self._done = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sizes: Offsets = {}
+
+    def begin(self) -> None:
+        """Start the trial."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda received, _: self._early_signals.append(received))
+        self._handle(TrialAssigned(self._key))
+
+    async def run(self) -> int:
+        """Go on until the keeper decides to end; its exit code."""
+        from trial_keeper.host.link import (
+            ManagerLink,
+        )  # gRPC takes 80 ms to import, while the trial already runs
+
+        loop = asyncio.get_running_loop()
+        self._link = ManagerLink(self._workspace, self._settings, self._handle)
+        loop.add_signal_handler(signal.SIGCHLD, self._look_at_process)
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._handle, SignalReceived(number))
+        for early in self._early_signals:
+            self._handle(SignalReceived(early))
+        deferred, self._waiting_for_loop = self._waiting_for_loop, []
+        self._perform(deferred)
+        self._look_at_process()
+        watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
+        self._set_timer()
+        try:
+            await self._done.wait()
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+            await self._link.close()
+            if self._relay is not None:
+                await loop.run_in_executor(None, self._relay.finish)
+            self._tail.close()
+        return self._exit_code or 0
+
+    # ---- events
+
+    def _handle(self, event: Event) -> None:
+        self._perform(self._keeper.handle(event, time.monotonic()))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._link is None or self._done.is_set():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline_s = self._keeper.next_deadline_s
+        if deadline_s is not None:
+            delay_s = max(deadline_s - time.monotonic(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, TimePassed())
+
+    def _look_at_process(self) -> None:
+        status = self._process.poll() if self._process is not None else None
+        if self._process is None or status is None:
+            return
+        # What is left of its group would write on into files whose size is final now.
+        self._process.signal(kill=True)
+        self._process = None
+        self._handle(
+            TrialExited(
+                self._key,
+                time.time(),
+                exit_code=status if status >= 0 else None,
+                signal=-status if status < 0 else None,
+                sizes=self._tail.sizes(),
+                stderr_tail=self._tail.last_text(Stream.STDERR, _MESSAGE_BYTES),
+            )
+        )
+
+    async def _watch_files(self) -> None:
+        poll_s = SHORTEST_POLL_S
+        while self._process is not None:
+            sizes = self._tail.sizes()
+            if sizes != self._sizes:
+                self._sizes = sizes
+                poll_s = SHORTEST_POLL_S
+                self._handle(
+                    StreamsGrew(self._key, {stream: sizes[stream] for stream in self._settings.streams})
+                )
+            else:
+                poll_s = min(poll_s * _SLOWING, LONGEST_POLL_S)
+            await asyncio.sleep(poll_s)
+
+    async def _watch_manager(self) -> None:
+        seen = self._manager_stamp()
+        while True:
+            await asyncio.sleep(_MANAGER_LOOK_S)
+            if self._keeper.link.is_up:
+                continue
+            stamp = self._manager_stamp()
+            if stamp not in (None, seen):
+                self._handle(ManagerMoved())
+            seen = stamp or seen
+
+    def _manager_stamp(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            status = self._workspace.manager_json.stat()
+            return status.st_ino, status.st_mtime_ns
+        return None
+
+    # ---- effects
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendChunk():
+                    self._send_chunk(effect)
+                case Send():
+                    self._opened_link().send(effect.message)
+                case OpenLink():
+                    self._open_link(effect)
+                case SpawnTrial():
+                    self._spawn()
+                case SignalTrial():
+                    if self._process is not None:
+                        self._process.signal(kill=effect.kill)
+                case RecordExit():
+                    self._writing(partial(replace_file, self._folder.exit_json, exit_to_bytes(effect.ended)))
+                case LogDecision():
+                    self._log(effect)
+                case Exit():
+                    self._exit_code = effect.code
+                    self._done.set()
+
+    def _spawn(self) -> None:
+        try:
+            self._process = TrialProcess(
+                self._trial.command,
+                self._trial.code_dir,
+                trial_environ(os.environ, self._settings.experiment_id, self._trial, self._folder),
+                self._folder.stream(Stream.STDOUT),
+                self._folder.stream(Stream.STDERR),
+            )
+        except KeeperError as error:
+            self._handle(SpawnFailed(self._key, time.time(), error.exit_code, str(error)))
+            return
+        if self._settings.relay_output:
+            self._relay = Relay(
+                [(self._folder.stream(Stream.STDOUT), 1), (self._folder.stream(Stream.STDERR), 2)]
+            )
+        self._handle(TrialSpawned(self._key, time.time()))
+
+    def _opened_link(self) -> "ManagerLink":
+        if self._link is None:
+            raise AssertionError("a message before the link was opened")
+        return self._link
+
+    def _open_link(self, effect: OpenLink) -> None:
+        if self._link is None:
+            self._waiting_for_loop.append(effect)
+            return
+        settings = self._settings
+        self._link.open(
+            Hello(
+                __version__, settings.experiment_id, settings.job_id, self._key.task, attempts=effect.attempts
+            )
+        )
+
+    def _send_chunk(self, effect: SendChunk) -> None:
+        chunk = effect.chunk
+        data = self._tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
+        self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
+
+    def _log(self, effect: LogDecision) -> None:
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{self._key}] {effect.text}\n"
+        _say(line)
+        if effect.key is not None:
+            self._writing(partial(_append, self._folder.stream(Stream.KEEPER), line))
+
+    def _writing(self, write: Callable[[], None]) -> None:
+        """A full disk ends no keeper: what cannot be written is still told over the link."""
+        try:
+            write()
+        except OSError as error:
+            _say(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
+
+
+def _say(line: str) -> None:
+    # Nobody may be reading any more, or the disk under a log file may be full: no reason to end a trial.
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), line.encode())
+
+
+def _append(path: os.PathLike[str], line: str) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line)

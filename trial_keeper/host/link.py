@@ -1,0 +1,106 @@
+"""The gRPC stream to the manager: carries messages, knows nothing of trials."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+
+from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
+from trial_keeper.wire.messages import Hello, KeeperMessage, RunTrial, Welcome
+from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+from trial_keeper.wire.v1 import keeper_pb2 as pb
+from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
+from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Workspace
+
+# gRPC itself would go on trying a silent address for 20 s.
+CONNECT_TIMEOUT_S = 10.0
+_CHANNEL_OPTIONS = [
+    # A connection whose other end is gone without a word is noticed within 15 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # One stream per channel: nothing to share, so nothing to look up in a global pool.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+# What another try with the same manager cannot mend.
+_REFUSALS = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+
+
+class ManagerLink:
+    """One stream at a time. Everything that happens on it is posted as an event, in order."""
+
+    def __init__(self, workspace: Workspace, settings: KeeperSettings, post: Callable[[Event], None]) -> None:
+        self._workspace = workspace
+        self._settings = settings
+        self._post = post
+        self._outgoing: asyncio.Queue[KeeperMessage] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._tries = 0
+
+    def open(self, hello: Hello) -> None:
+        """Connect in the background; the last stream has ended before."""
+        self._outgoing = asyncio.Queue()
+        self._outgoing.put_nowait(hello)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def send(self, message: KeeperMessage) -> None:
+        """Queue a message. The queue is as short as the replication windows are small."""
+        self._outgoing.put_nowait(message)
+
+    async def close(self) -> None:
+        """End the stream, if there is one."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        try:
+            document = ManagerDocument.from_bytes(self._workspace.manager_json.read_bytes())
+        except (OSError, DocumentInvalid) as error:
+            self._post(LinkLost(f"cannot read {self._workspace.manager_json}: {error}"))
+            return
+        address = document.addresses[self._tries % len(document.addresses)]
+        self._tries += 1
+        async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+            try:
+                await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)
+                await self._talk(channel)
+            except (TimeoutError, asyncio.TimeoutError):
+                self._post(LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s"))
+            except grpc.aio.AioRpcError as error:
+                outcome = LinkRefused if error.code() in _REFUSALS else LinkLost
+                self._post(outcome(error.details() or error.code().name))
+            except MessageInvalid as error:
+                self._post(LinkRefused(str(error)))
+            else:
+                self._post(LinkLost(f"{address} closed the stream"))
+
+    async def _talk(self, channel: grpc.aio.Channel) -> None:
+        metadata = ((JOB_KEY, self._settings.job_id), (TOKEN_KEY, self._settings.token))
+        call = KeeperServiceStub(channel).Connect(self._requests(), metadata=metadata)
+        async for response in call:
+            message = manager_message_from_pb(response)
+            match message:
+                case Welcome():
+                    self._post(LinkOpened(message))
+                case RunTrial():
+                    raise MessageInvalid("cannot take another trial: this job runs one trial and ends")
+                case _:
+                    self._post(message)
+
+    async def _requests(self) -> AsyncIterator[pb.ConnectRequest]:
+        while True:
+            yield keeper_message_to_pb(await self._outgoing.get())

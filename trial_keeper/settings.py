@@ -1,0 +1,114 @@
+"""What a keeper is told when its job starts. The only reader and writer of the TRIAL_KEEPER_* variables.
+
+The manager makes a `KeeperSettings` and puts `to_environ()` into the job; the keeper reads it back with `from_environ()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+
+from trial_keeper.errors import SettingsInvalid
+from trial_keeper.wire.messages import Stream
+
+PREFIX = "TRIAL_KEEPER_"
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperSettings:
+    """One job's instructions to its keeper."""
+
+    experiment_id: str
+    job_id: str
+    workspace: str
+    """The experiment's folder as this container sees it."""
+    token: str
+    """Proves to the manager that this keeper speaks for `job_id`. A secret: never in a log, never passed on to the trial."""
+    trial_id: str
+    """The trial to run."""
+    collect_logs: bool = False
+    """Replicate stdout, stderr and the keeper's log as well, not only the metrics."""
+    relay_output: bool = False
+    """Repeat the trial's stdout and stderr on the keeper's own, for `kubectl logs` and portals."""
+    version_check: bool = True
+    grace_s: float = 30.0
+    """From the polite signal to the last one. Kubernetes' own default."""
+    linger_s: float = 30.0
+    """How long a keeper whose trial has ended waits for a manager that is away. The files stay in the workspace in any case."""
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """What is replicated, most urgent first."""
+        return tuple(Stream) if self.collect_logs else (Stream.METRICS,)
+
+    def to_environ(self) -> dict[str, str]:
+        """The variables that say all this."""
+        return {PREFIX + entry.name.upper(): _write(getattr(self, entry.name)) for entry in fields(self)}
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> KeeperSettings:
+        """Read the variables; others are ignored.
+
+        Raises:
+            SettingsInvalid: variables are missing or malformed; names them all.
+        """
+        values: dict[str, str | bool | float] = {}
+        problems: list[str] = []
+        for entry in fields(cls):
+            name = PREFIX + entry.name.upper()
+            text = environ.get(name)
+            if text is None:
+                if entry.default is MISSING:
+                    problems.append(f"{name} is not set")
+                continue
+            try:
+                values[entry.name] = _READERS[str(entry.type)](text)
+            except ValueError as error:
+                problems.append(f"{name} is {text!r}, {error}")
+        if problems:
+            raise SettingsInvalid(
+                f"cannot read the keeper's settings: {'; '.join(problems)}; a keeper is started by a job, "
+                "so create an experiment with `nnictl create --config FILE`"
+            )
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that is passed on to a trial: the container's own, without the keeper's secrets."""
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+
+
+def _write(value: str | bool | float) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else value
+
+
+def _read_text(text: str) -> str:
+    if not text:
+        raise ValueError("which is empty")
+    return text
+
+
+def _read_bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("not true or false")
+    return text == "true"
+
+
+def _read_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError as error:
+        raise ValueError("not a number of seconds") from error
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("not a number of seconds from 0 on")
+    return seconds
+
+
+# Annotations are text here (PEP 563).
+_READERS: dict[str, Callable[[str], str | bool | float]] = {
+    "str": _read_text,
+    "bool": _read_bool,
+    "float": _read_seconds,
+}
