@@ -92,8 +92,8 @@ class Engine:
         )
         self.finished = asyncio.Event()
         """Set when the experiment is over and nothing runs any more."""
-        self.failure: BaseException | None = None
-        """A bug that ended the engine; the manager must end, and a resume goes on from what is stored."""
+        self.failed = asyncio.Event()
+        """Set when a bug ended the engine: the manager must end, and a resume goes on from what is stored."""
         self.ended_at_s: float | None = self.stored.ended_at_s
         self._service = make_service(self._note_job_ended)
         self._tuner = tuner
@@ -128,7 +128,7 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.keepers.close_all()
         await self._service.close()
-        if self.failure is None:
+        if not self.failed.is_set():
             self._save_experiment()
             await self.commits.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
@@ -371,8 +371,7 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         # A bug: go no further with a state that cannot be trusted. What is stored is right.
         log.critical("the manager has a bug and ends", exc_info=error)
-        self.failure = error
-        self.finished.set()
+        self.failed.set()
 
 
 def _is_waiting(trial: Trial) -> bool:

@@ -1,0 +1,169 @@
+"""The manager's process: one experiment, its keepers on port + 1, its HTTP API on the port. Started by nnictl."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.engine.engine import Engine
+from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.service.servicer import KeeperServer
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.store.store import StoreReader
+from nni_manager.training_services.local.client import LocalTrainingService
+from nni_manager.tuner.registry import make_tuner
+from nni_manager.web.api import Api
+from trial_keeper import __version__
+
+log = logging.getLogger("nni_manager")
+
+# NNI's words for levels that Python calls otherwise.
+_LEVELS = {"trace": logging.DEBUG, "fatal": logging.CRITICAL}
+
+
+def main() -> int:
+    """Own one experiment until it is stopped; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m nni_manager", description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="the experiment's folder")
+    parser.add_argument("--host", default="127.0.0.1", help="where HTTP API and keepers' port listen")
+    parser.add_argument(
+        "--port", type=int, required=True, help="of the HTTP API; keepers connect to the next one"
+    )
+    parser.add_argument("--debug", action="store_true", help="log more")
+    arguments = parser.parse_args()
+    folder = ExperimentFolder(arguments.folder)
+    try:
+        with StoreReader(folder.database) as reader:
+            config = ExperimentConfig.from_json(reader.experiment().config)
+        with folder.owned():
+            _log_to(folder, "debug" if arguments.debug or config.debug else config.log_level)
+            return asyncio.run(_Manager(config, folder, arguments.host, arguments.port).run())
+    except (NniManagerError, OSError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+
+
+class _Manager:
+    """Puts the parts together."""
+
+    def __init__(self, config: ExperimentConfig, folder: ExperimentFolder, host: str, port: int) -> None:
+        self._config = config
+        self._folder = folder
+        self._host = host
+        self._port = port
+        self._must_end = asyncio.Event()
+        self._end_asked = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until somebody ends the experiment, or this process."""
+        loop = asyncio.get_running_loop()
+        listener = _listen(self._host, self._port)
+        engine = Engine(
+            self._config,
+            self._folder,
+            lambda on_job_ended: LocalTrainingService(
+                self._config, self._folder.workspace, self._folder.jobs, on_job_ended
+            ),
+            make_tuner(self._config),
+        )
+        server = KeeperServer(engine.keepers)
+        web = _Web(Api(engine, self._port, self._end_when_over).app())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._must_end.set)
+        try:
+            await server.start(self._host, self._port + 1)
+            await engine.start((f"{self._host}:{self._port + 1}",))
+            serving = loop.create_task(web.serve(sockets=[listener]))
+            self._folder.write_process(ManagerProcess(os.getpid(), self._host, self._port, __version__))
+            log.info(
+                "experiment %s: manager %s listens on port %d",
+                self._folder.experiment_id,
+                __version__,
+                self._port,
+            )
+            await self._until_end(engine)
+            web.should_exit = True
+            await serving
+        finally:
+            await engine.close()
+            await server.stop()
+        log.info("experiment %s: the manager ends", self._folder.experiment_id)
+        return 1 if engine.failed.is_set() else 0
+
+    def _end_when_over(self) -> None:
+        self._end_asked.set()
+
+    async def _until_end(self, engine: Engine) -> None:
+        """Ends on a signal, or when the experiment is over and somebody asked for the end.
+
+        An experiment that is DONE stays to be looked at.
+        """
+        killed = asyncio.ensure_future(self._must_end.wait())
+        over = asyncio.ensure_future(_both(self._end_asked, engine.finished))
+        failed = asyncio.ensure_future(engine.failed.wait())
+        waiting = {killed, over, failed}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for future in waiting:
+            future.cancel()
+
+
+async def _both(first: asyncio.Event, second: asyncio.Event) -> None:
+    await first.wait()
+    await second.wait()
+
+
+class _Web(uvicorn.Server):
+    """HTTP on this loop; signals are the manager's own business."""
+
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Leave them alone."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The HTTP API's socket, before anything is started.
+
+    Raises:
+        UserMistake: the port is taken.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserMistake(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port N, or --port auto"
+        ) from error
+    return listener
+
+
+def _log_to(folder: ExperimentFolder, level: str) -> None:
+    logging.basicConfig(
+        filename=folder.manager_log,
+        level=_LEVELS.get(level, level.upper()),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    # Their tracebacks of lost connections are no news for anybody.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

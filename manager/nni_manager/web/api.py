@@ -1,0 +1,203 @@
+"""The HTTP API under /api/v1/nni: decode, one call, encode."""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+
+from nni_manager.domain.trial import Trial
+from nni_manager.engine.engine import Engine
+from nni_manager.errors import UserMistake
+from nni_manager.store.store import MetricRow, StoreReader
+from nni_manager.web import views
+from trial_keeper import __version__
+
+API_ROOT = "/api/v1/nni"
+# Other names mean that some web page made the browser come here (DNS rebinding).
+_OWN_NAMES = ["localhost", "127.0.0.1", "[::1]"]
+
+
+class Json(JSONResponse):
+    """NaN and infinities become null: they are legal metrics and no legal JSON."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        try:
+            return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except ValueError:
+            return json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class Api:
+    """The routes over one engine. `end` makes the manager's process end once the experiment is over."""
+
+    def __init__(self, engine: Engine, port: int, end: Callable[[], None]) -> None:
+        self._engine = engine
+        self._port = port
+        self._end = end
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/version", self.version),
+            Route("/check-status", self.check_status),
+            Route("/summary", self.summary),
+            Route("/experiment", self.experiment, methods=["GET"]),
+            Route("/experiment", self.stop_experiment, methods=["DELETE"]),
+            Route("/experiment-metadata", self.metadata),
+            Route("/job-statistics", self.statistics),
+            Route("/trial-jobs", self.trials),
+            Route("/trial-jobs/{trial_id}", self.trial, methods=["GET"]),
+            Route("/trial-jobs/{trial_id}", self.stop_trial, methods=["DELETE"]),
+            Route("/metric-data", self.metrics),
+            Route("/metric-data/{trial_id}", self.metrics_of_trial),
+            Route("/metric-data-latest", self.latest_metrics),
+            Route("/metric-data-range/{first:int}/{last:int}", self.metrics_in_range),
+            Route("/export-data", self.export),
+        ]
+        return Starlette(
+            routes=[Mount(API_ROOT, routes=routes)],
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_OWN_NAMES, www_redirect=False)],
+            exception_handlers={HTTPException: _refuse, UserMistake: _refuse_mistake},
+        )
+
+    async def version(self, _: Request) -> Response:
+        """The manager's version."""
+        return PlainTextResponse(__version__)
+
+    async def check_status(self, _: Request) -> Response:
+        """The experiment's state."""
+        experiment = self._engine.experiment
+        return Json({"status": experiment.state.value, "errors": views.errors_view(experiment)})
+
+    async def summary(self, _: Request) -> Response:
+        """The experiment at a glance."""
+        return Json(views.summary_view(self._engine))
+
+    async def experiment(self, _: Request) -> Response:
+        """The experiment's profile."""
+        return Json(views.profile_view(self._engine))
+
+    async def stop_experiment(self, _: Request) -> Response:
+        """Stop the experiment and end the manager; answers before that is done."""
+        self._engine.stop()
+        self._end()
+        return Json({"status": self._engine.experiment.state.value}, status_code=202)
+
+    async def metadata(self, _: Request) -> Response:
+        """What a list of experiments shows."""
+        return Json(views.metadata_view(self._engine, self._port))
+
+    async def statistics(self, _: Request) -> Response:
+        """Counts of trials by status; those there are none of are left out."""
+        counts = views.counts_view(self._engine.experiment)
+        return Json(
+            [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
+        )
+
+    async def trials(self, request: Request) -> Response:
+        """All trials, or those with one status."""
+        status = request.query_params.get("status")
+        trials = self._engine.experiment.trials.values()
+        return Json(
+            [
+                views.trial_view(self._engine, trial)
+                for trial in trials
+                if status in (None, trial.state.nni_status)
+            ]
+        )
+
+    async def trial(self, request: Request) -> Response:
+        """One trial."""
+        return Json(views.trial_view(self._engine, self._trial_of(request)))
+
+    async def stop_trial(self, request: Request) -> Response:
+        """Stop one trial; answers before it has ended."""
+        trial = self._trial_of(request)
+        if trial.state.is_final:
+            raise HTTPException(409, f"cannot stop trial {trial.trial_id}: it is {trial.state.value} already")
+        self._engine.stop_trial(trial.trial_id)
+        return Json(views.trial_view(self._engine, trial), status_code=202)
+
+    async def metrics(self, request: Request) -> Response:
+        """The records of all trials."""
+        is_final = _is_final(request)
+        return await self._metrics(lambda reader: reader.metrics(is_final))
+
+    async def metrics_of_trial(self, request: Request) -> Response:
+        """The records of one trial."""
+        is_final, trial_id = _is_final(request), self._trial_of(request).trial_id
+        return await self._metrics(lambda reader: reader.metrics_of(trial_id, is_final))
+
+    async def metrics_in_range(self, request: Request) -> Response:
+        """The records of the trials with these sequence numbers, both included."""
+        first, last = request.path_params["first"], request.path_params["last"]
+        return await self._metrics(lambda reader: reader.metrics(None, first, last))
+
+    async def latest_metrics(self, _: Request) -> Response:
+        """All final results, and the newest intermediate result of each trial."""
+        return await self._metrics(
+            lambda reader: reader.metrics(is_final=True) + reader.latest_intermediates()
+        )
+
+    async def export(self, _: Request) -> Response:
+        """Parameters and results of the trials that succeeded."""
+        return Json(views.export_view(self._engine.experiment.trials.values()))
+
+    async def _metrics(self, read: Callable[[StoreReader], list[MetricRow]]) -> Response:
+        def read_beside_the_engine() -> Response:
+            with StoreReader(self._engine.folder.database) as reader:
+                return Json([views.metric_view(row) for row in read(reader)])
+
+        return await asyncio.to_thread(read_beside_the_engine)
+
+    def _trial_of(self, request: Request) -> Trial:
+        trial_id = request.path_params["trial_id"]
+        trial = self._engine.experiment.trials.get(trial_id)
+        if trial is None:
+            raise HTTPException(
+                404, f"cannot find trial {trial_id!r}; `nnictl trial ls` shows those there are"
+            )
+        return trial
+
+
+def _is_final(request: Request) -> bool | None:
+    match request.query_params.get("type"):
+        case None:
+            return None
+        case "FINAL":
+            return True
+        case "PERIODICAL":
+            return False
+        case other:
+            raise HTTPException(400, f"cannot use type={other}: write FINAL or PERIODICAL")
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    message = error.detail if error.detail.startswith("cannot") else f"cannot do this: {error.detail}"
+    return Json({"error": message}, status_code=error.status_code, headers=dict(error.headers or {}))
+
+
+async def _refuse_mistake(_: Request, error: Exception) -> Response:
+    return Json({"error": str(error)}, status_code=400)

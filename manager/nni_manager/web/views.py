@@ -1,0 +1,185 @@
+"""Trials, metrics and the experiment as NNI's REST interface shows them. Times in milliseconds since the epoch.
+
+Source: NNI v2.0 and v3.0 manager REST API.
+"""
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.engine import Engine
+from nni_manager.store.store import MetricRow
+
+TOP_TRIALS = 10
+LATEST_FAILURES = 3
+
+
+def _ms(at_s: float | None) -> int | None:
+    return None if at_s is None else round(at_s * 1000)
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def trial_view(engine: Engine, trial: Trial) -> dict[str, Any]:
+    """One trial: NNI's fields, and those that NNI never had."""
+    parameters = {
+        "parameter_id": trial.sequence_id,
+        "parameter_source": "algorithm",
+        "parameters": trial.parameters,
+        "parameter_index": 0,
+    }
+    final = None
+    if trial.final is not None:
+        final = [
+            {
+                "trialJobId": trial.trial_id,
+                "parameterId": str(trial.sequence_id),
+                "type": "FINAL",
+                "sequence": 0,
+                "data": trial.final,
+            }
+        ]
+    return _without_none(
+        {
+            "id": trial.trial_id,
+            "trialJobId": trial.trial_id,
+            "status": trial.state.nni_status,
+            "sequenceId": trial.sequence_id,
+            "jobId": trial.job_id,
+            "submitTime": _ms(trial.created_at_s),
+            "startTime": _ms(trial.started_at_s),
+            "endTime": _ms(trial.ended_at_s),
+            "hyperParameters": [json.dumps(parameters)],
+            "logPath": str(engine.folder.workspace.trial(trial.trial_id).path),
+            "finalMetricData": final,
+        }
+    ) | {
+        "state": trial.state.value,
+        "parameters": trial.parameters,
+        "value": trial.value,
+        "reason": trial.reason and trial.reason.value,
+        "exitCode": trial.exit_code,
+        "message": trial.message,
+        "attempt": trial.attempt,
+        "intermediateCount": trial.intermediate_count,
+        "latestIntermediate": trial.intermediate,
+    }
+
+
+def metric_view(row: MetricRow) -> dict[str, Any]:
+    """One record. `data` is JSON text inside JSON, as NNI has it."""
+    return {
+        "timestamp": _ms(row.stored_at_s),
+        "trialJobId": row.trial_id,
+        "parameterId": row.parameter_id,
+        "type": "FINAL" if row.is_final else "PERIODICAL",
+        "sequence": row.sequence,
+        "data": json.dumps(row.value),
+    }
+
+
+def counts_view(experiment: Experiment) -> dict[str, int]:
+    """How many trials have each of NNI's statuses."""
+    counts: dict[str, int] = {state.value: 0 for state in TrialState if state.nni_status == state.value}
+    for state, count in experiment.counts.items():
+        counts[state.nni_status] += count
+    return counts
+
+
+def errors_view(experiment: Experiment) -> list[str]:
+    """What stopped the experiment, if anything did."""
+    return [experiment.error] if experiment.error else []
+
+
+def profile_view(engine: Engine) -> dict[str, Any]:
+    """The experiment's profile."""
+    config, experiment = engine.config, engine.experiment
+    return _without_none(
+        {
+            "id": experiment.experiment_id,
+            "revision": 1,
+            "execDuration": int(experiment.duration_s(time.monotonic())),
+            "logDir": str(engine.folder.path),
+            "startTime": _ms(engine.stored.created_at_s),
+            "endTime": _ms(engine.ended_at_s) if experiment.state.is_over else None,
+            "nextSequenceId": len(experiment.trials),
+            "params": {
+                "authorName": config.author_name,
+                "experimentName": config.experiment_name,
+                "description": config.description,
+                "trialConcurrency": experiment.limits.concurrency,
+                "maxExecDuration": experiment.limits.max_duration_s,
+                "maxTrialNum": experiment.limits.max_trials,
+                "searchSpace": config.search_space_raw,
+                "trainingServicePlatform": config.training_service,
+                "versionCheck": config.version_check,
+                "logCollection": config.log_collection,
+                "tuner": {"builtinTunerName": config.tuner.name, "classArgs": config.tuner.class_args},
+                "trial": {
+                    "command": config.trial_command,
+                    "codeDir": str(config.code_dir),
+                    "gpuNum": config.gpu_num,
+                },
+            },
+        }
+    )
+
+
+def metadata_view(engine: Engine, port: int) -> dict[str, Any]:
+    """What a list of experiments shows."""
+    return _without_none(
+        {
+            "id": engine.experiment.experiment_id,
+            "experimentName": engine.config.experiment_name,
+            "port": port,
+            "platform": engine.config.training_service,
+            "status": engine.experiment.state.value,
+            "startTime": _ms(engine.stored.created_at_s),
+            "endTime": _ms(engine.ended_at_s) if engine.experiment.state.is_over else None,
+            "logDir": str(engine.folder.path),
+        }
+    )
+
+
+def summary_view(engine: Engine) -> dict[str, Any]:
+    """Everything a person wants to see at a glance, in one small answer."""
+    experiment = engine.experiment
+    ended = [trial for trial in experiment.trials.values() if trial.state.is_final]
+    with_value = [trial for trial in ended if trial.state is TrialState.SUCCEEDED and trial.value is not None]
+    top = sorted(with_value, key=lambda trial: trial.value or 0.0, reverse=experiment.maximize)[:TOP_TRIALS]
+    failed = [trial for trial in ended if trial.state is TrialState.FAILED]
+    latest = sorted(failed, key=lambda trial: trial.ended_at_s or 0.0, reverse=True)[:LATEST_FAILURES]
+    return {
+        "id": experiment.experiment_id,
+        "name": engine.config.experiment_name,
+        "status": experiment.state.value,
+        "errors": errors_view(experiment),
+        "problem": engine.commits.problem,
+        "counts": counts_view(experiment),
+        "trialCount": len(experiment.trials),
+        "maxTrialNum": experiment.limits.max_trials,
+        "trialConcurrency": experiment.limits.concurrency,
+        "elapsedS": experiment.duration_s(time.monotonic()),
+        "maxExecDurationS": experiment.limits.max_duration_s,
+        "optimizeMode": engine.config.tuner.optimize_mode,
+        "best": trial_view(engine, experiment.best) if experiment.best is not None else None,
+        "top": [trial_view(engine, trial) for trial in top],
+        "latestFailures": [trial_view(engine, trial) for trial in latest],
+        "keepers": len(engine.keepers),
+        "startTime": _ms(engine.stored.created_at_s),
+        "endTime": _ms(engine.ended_at_s) if experiment.state.is_over else None,
+    }
+
+
+def export_view(trials: Iterable[Trial]) -> list[dict[str, Any]]:
+    """Parameters and results of the trials that succeeded."""
+    return [
+        {"trialJobId": trial.trial_id, "parameter": trial.parameters, "value": trial.final}
+        for trial in trials
+        if trial.state is TrialState.SUCCEEDED and trial.final is not None
+    ]

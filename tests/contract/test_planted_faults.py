@@ -1,0 +1,145 @@
+"""The test of the test: parts that are wrong in one place each, and the exactly-once machine that has to notice."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
+from nni_manager.domain.receiving import Commit, Receiver, StreamBroken
+
+import trial_keeper.core.replication as replication_module
+from trial_keeper.core.replication import Replication
+from trial_keeper.wire.messages import Offsets, Stream
+
+# The same for the right parts and for the wrong ones.
+EXAMPLES = 400
+
+
+class GoesOnOneByteLate(Replication):
+    """Off by one in the offset: takes `durable` for the last byte that is there, not for the first that is not."""
+
+    def link_came_up(self, durable: Offsets) -> None:
+        super().link_came_up({stream: offset + 1 for stream, offset in durable.items()})
+
+
+class TakesOneByteTwice(Receiver):
+    """Off by one in the offset, the other way round."""
+
+    def take(self, stream: Stream, offset: int, data: bytes) -> list[Commit]:
+        repeats = 0 < self.received(stream) - offset < len(data)
+        return super().take(stream, offset + repeats, data)
+
+
+class AcknowledgesBeforeCommit(Receiver):
+    """What has arrived counts as safe."""
+
+    @property
+    def durable(self) -> Mapping[Stream, int]:
+        return {stream: self.received(stream) for stream in super().durable}
+
+
+class CountsWhatComesAgainAsNew(Receiver):
+    """Forgets that offsets are what tells new from old."""
+
+    def take(self, stream: Stream, offset: int, data: bytes) -> list[Commit]:
+        return super().take(stream, self.received(stream), data)
+
+
+class ForgetsAStream(Replication):
+    """Replicates all streams but the last."""
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        super().__init__(tuple(streams)[:-1])
+
+    def grew(self, sizes: Offsets) -> None:
+        super().grew({stream: sizes[stream] for stream in self.streams})
+
+
+class ForgetsAStreamOfTwoAtTheEnd(Replication):
+    """The final size of the metrics is all that counts."""
+
+    @property
+    def is_delivered(self) -> bool:
+        return self._final_sizes is not None and all(
+            self._progress[stream].durable >= self._final_sizes[stream] for stream in (Stream.METRICS,)
+        )
+
+
+class ClosesBeforeDurable(Receiver):
+    """Takes an attempt for complete once its bytes have arrived."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self._final_sizes is not None and all(
+            self.received(stream) >= size for stream, size in self._final_sizes.items()
+        )
+
+
+class TakesSentForDelivered(Replication):
+    """Takes an attempt for delivered once its bytes are on their way."""
+
+    @property
+    def is_delivered(self) -> bool:
+        return self._final_sizes is not None and all(
+            self._progress[stream].sent >= size for stream, size in self._final_sizes.items()
+        )
+
+
+class GoesOnFromWhereItWas(Replication):
+    """Believes after a lost link that all it sent has come through."""
+
+    def link_came_up(self, durable: Offsets) -> None:
+        sent = {stream: progress.sent for stream, progress in self._progress.items()}
+        super().link_came_up({stream: max(durable.get(stream, 0), sent[stream]) for stream in sent})
+
+
+class KnowsNoWindow(Replication):
+    """Sends all there is."""
+
+    def confirmed(self, durable: Offsets) -> None:
+        super().confirmed({stream: progress.size for stream, progress in self._progress.items()})
+
+
+class KeepsTornRecordsForEver(Receiver):
+    """Waits for the rest of a record whose writer is gone."""
+
+    def end(self, final_sizes: Offsets) -> list[Commit]:
+        self._final_sizes = dict(final_sizes)
+        return []
+
+
+FAULTS: list[tuple[type[Replication], type[Receiver]]] = [
+    (GoesOnOneByteLate, Receiver),
+    (Replication, TakesOneByteTwice),
+    (Replication, AcknowledgesBeforeCommit),
+    (Replication, CountsWhatComesAgainAsNew),
+    (ForgetsAStream, Receiver),
+    (ForgetsAStreamOfTwoAtTheEnd, Receiver),
+    (Replication, ClosesBeforeDurable),
+    (TakesSentForDelivered, Receiver),
+    (GoesOnFromWhereItWas, Receiver),
+    (KnowsNoWindow, Receiver),
+    (Replication, KeepsTornRecordsForEver),
+]
+
+
+def _name(part: object) -> str | None:
+    return part.__name__ if isinstance(part, type) and part not in (Replication, Receiver) else ""
+
+
+@pytest.mark.parametrize(("replication_type", "receiver_type"), FAULTS, ids=_name)
+def test_the_machine_notices(
+    play: Callable[..., None], replication_type: type[Replication], receiver_type: type[Receiver]
+) -> None:
+    with pytest.raises((AssertionError, StreamBroken)):
+        play(replication_type, receiver_type, examples=EXAMPLES)
+
+
+def test_the_machine_finds_nothing_wrong_with_the_right_parts(play: Callable[..., None]) -> None:
+    play(examples=EXAMPLES)
+
+
+def test_the_machine_notices_a_window_that_is_smaller_than_a_record(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication_module, "METRICS_WINDOW_BYTES", 64)
+    with pytest.raises(AssertionError, match="never closed"):
+        play(examples=EXAMPLES)
