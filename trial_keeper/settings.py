@@ -81,7 +81,7 @@ def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
 def _write(value: str | bool | float) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else value
+    return value if isinstance(value, str) else repr(float(value))  # an int is a good float to type checkers
 
 
 def _read_text(text: str) -> str:

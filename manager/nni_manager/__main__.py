@@ -147,6 +147,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        # From here on a client waits instead of being refused, so the process can be announced before HTTP is served.
+        listener.listen()
     except OSError as error:
         listener.close()
         raise UserMistake(

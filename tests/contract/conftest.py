@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -236,8 +236,8 @@ class ExactlyOnce(RuleBasedStateMachine):
     # ---- the link
 
     @precondition(lambda self: self.is_connected or self.store.offsets)
-    @rule(who=st.sampled_from(["link", "link", "keeper", "manager"]))
-    def dies(self, who: str) -> None:
+    @rule(who=st.sampled_from(["link", "link", "keeper", "manager"]), is_soon_back=MOSTLY)
+    def dies(self, who: str, is_soon_back: bool) -> None:
         match who:
             case "link":
                 self.drop_link()
@@ -245,6 +245,8 @@ class ExactlyOnce(RuleBasedStateMachine):
                 self.keeper_restarts()
             case "manager":
                 self.manager_restarts()
+        if is_soon_back and not self.is_closed:
+            self.connect(is_answered=True)
 
     def drop_link(self) -> None:
         """What is in flight is lost; what was delivered before is the prefix that came through."""
@@ -365,27 +367,22 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def play(small_windows: None) -> Callable[..., None]:
-    """Play the machine with these parts, always in the same way. Raises what its checks raise."""
+    """Play the machine with these parts. Raises what its checks raise. Settings of hypothesis may follow."""
 
     def play_with(
         replication_type: type[Replication] = Replication,
         receiver_type: type[Receiver] = Receiver,
-        examples: int = 100,
+        **more_settings: Any,
     ) -> None:
         parts = {"replication_type": replication_type, "receiver_type": receiver_type}
         machine = type("ExactlyOnceWithTheseParts", (ExactlyOnce,), parts)
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=40,
-                derandomize=True,
-                database=None,
-                deadline=None,
-                report_multiple_bugs=False,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        in_any_case = {
+            "stateful_step_count": 40,
+            "database": None,
+            "deadline": None,
+            "report_multiple_bugs": False,
+            "suppress_health_check": list(HealthCheck),
+        }
+        run_state_machine_as_test(machine, settings=settings(**in_any_case, **more_settings))
 
     return play_with

@@ -229,7 +229,9 @@ class Keeper:
             attempt.replication.link_went_down()
             if attempt.ended is not None and self._lingers_until_s is None:
                 self._lingers_until_s = now_s + self.settings.linger_s
-        return [LogDecision(None, text)] if self.link.failures in (0, 1) else []
+        # One line for an outage, however many tries it lasts; a refusal is a decision of its own.
+        is_news = self.link.state is LinkState.REFUSED or self.link.failures == 1
+        return [LogDecision(None, text)] if is_news else []
 
     def _note_durable(self, entry: AttemptOffsets) -> list[Effect]:
         attempt = self.attempt

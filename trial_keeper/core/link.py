@@ -34,7 +34,7 @@ NEXT: dict[tuple[LinkState, LinkEvent], LinkState] = {
     (LinkState.CONNECTING, LinkEvent.OPENED): LinkState.UP,
     (LinkState.CONNECTING, LinkEvent.LOST): LinkState.WAITING,
     (LinkState.CONNECTING, LinkEvent.REFUSED): LinkState.REFUSED,
-    (LinkState.CONNECTING, LinkEvent.MANAGER_MOVED): LinkState.CONNECTING,
+    (LinkState.CONNECTING, LinkEvent.MANAGER_MOVED): LinkState.WAITING,  # it may be trying the old address
     (LinkState.UP, LinkEvent.LOST): LinkState.WAITING,
     (LinkState.UP, LinkEvent.REFUSED): LinkState.REFUSED,
     (LinkState.UP, LinkEvent.MANAGER_MOVED): LinkState.UP,

@@ -50,7 +50,9 @@ class ManagerLink:
         self._tries = 0
 
     def open(self, hello: Hello) -> None:
-        """Connect in the background; the last stream has ended before."""
+        """Connect in the background; a try that is still under way is given up."""
+        if self._task is not None:
+            self._task.cancel()
         self._outgoing = asyncio.Queue()
         self._outgoing.put_nowait(hello)
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -76,7 +78,6 @@ class ManagerLink:
         self._tries += 1
         async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
             try:
-                await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)
                 await self._talk(channel)
             except (TimeoutError, asyncio.TimeoutError):
                 self._post(LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s"))
@@ -91,7 +92,9 @@ class ManagerLink:
     async def _talk(self, channel: grpc.aio.Channel) -> None:
         metadata = ((JOB_KEY, self._settings.job_id), (TOKEN_KEY, self._settings.token))
         call = KeeperServiceStub(channel).Connect(self._requests(), metadata=metadata)
-        async for response in call:
+        # An address where nobody listens fails at once; one that swallows packets takes the whole time.
+        response = await asyncio.wait_for(call.read(), CONNECT_TIMEOUT_S)
+        while isinstance(response, pb.ConnectResponse):
             message = manager_message_from_pb(response)
             match message:
                 case Welcome():
@@ -100,6 +103,7 @@ class ManagerLink:
                     raise MessageInvalid("cannot take another trial: this job runs one trial and ends")
                 case _:
                     self._post(message)
+            response = await call.read()
 
     async def _requests(self) -> AsyncIterator[pb.ConnectRequest]:
         while True:

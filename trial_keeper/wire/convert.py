@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
+from trial_keeper.wire.workspace import is_safe_name
 
 
 class MessageInvalid(ValueError):
@@ -138,7 +139,7 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
     """What the manager said.
 
     Raises:
-        MessageInvalid: no known message, an unknown stream or reason.
+        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder.
     """
     match response.WhichOneof("message"):
         case "durable":
@@ -165,6 +166,9 @@ def _key_to_pb(key: m.AttemptKey) -> pb.AttemptKey:
 
 
 def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
+    for name in (key.trial_id, key.task):
+        if not is_safe_name(name):
+            raise MessageInvalid(f"cannot read a message: {name!r} can be neither a trial nor a task")
     return m.AttemptKey(key.trial_id, key.attempt, key.task)
 
 

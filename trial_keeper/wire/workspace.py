@@ -180,7 +180,10 @@ class ManagerDocument:
         """
         document = _load("manager.json", content)
         with _fields_of("manager.json"):
-            return cls(document["experiment_id"], document["version"], tuple(document["addresses"]))
+            addresses = tuple(_typed(address, str) for address in _typed(document["addresses"], list))
+            if not addresses:
+                raise ValueError("no address")
+            return cls(_typed(document["experiment_id"], str), _typed(document["version"], str), addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +223,13 @@ class TrialDocument:
         with _fields_of("trial.json"):
             gpu_indices = document["gpu_indices"]
             return cls(
-                document["trial_id"],
-                document["sequence_id"],
-                document["command"],
-                document["code_dir"],
-                None if gpu_indices is None else tuple(gpu_indices),
+                _typed(document["trial_id"], str),
+                _typed(document["sequence_id"], int),
+                _typed(document["command"], str),
+                _typed(document["code_dir"], str),
+                None
+                if gpu_indices is None
+                else tuple(_typed(index, int) for index in _typed(gpu_indices, list)),
             )
 
 
@@ -254,13 +259,17 @@ def exit_from_bytes(content: bytes) -> TrialEnded:
     document = _load("exit.json", content)
     with _fields_of("exit.json"):
         return TrialEnded(
-            AttemptKey(document["trial_id"], document["attempt"], document["task"]),
+            AttemptKey(
+                _typed(document["trial_id"], str),
+                _typed(document["attempt"], int),
+                _typed(document["task"], str),
+            ),
             ExitReason(document["reason"]),
-            document["exit_code"],
-            document["started_at_s"],
-            document["ended_at_s"],
-            {Stream(word): size for word, size in document["final_sizes"].items()},
-            document["message"],
+            _typed(document["exit_code"], int),
+            float(_typed(document["started_at_s"], int, float)),
+            float(_typed(document["ended_at_s"], int, float)),
+            {Stream(word): _typed(size, int) for word, size in document["final_sizes"].items()},
+            _typed(document["message"], str),
         )
 
 
@@ -271,11 +280,17 @@ def _dump(document: dict[str, Any]) -> bytes:
 def _load(name: str, content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DocumentInvalid(f"cannot read {name}: it is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise DocumentInvalid(f"cannot read {name}: it is not a JSON object")
     return document
+
+
+def _typed(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r} is not {' or '.join(kind.__name__ for kind in kinds)}")
+    return value
 
 
 class _fields_of:  # noqa: N801 - reads as a statement in `with`
@@ -288,7 +303,7 @@ class _fields_of:  # noqa: N801 - reads as a statement in `with`
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError)):
+        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, OverflowError)):
             raise DocumentInvalid(
                 f"cannot read {self.name}: a field is missing or wrong ({error!r})"
             ) from error

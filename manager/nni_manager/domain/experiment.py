@@ -78,11 +78,15 @@ NEXT: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = {
     (_E.TUNER_NO_MORE_TRIAL, _X.STOP_ASKED): _E.STOPPING,
     (_E.STOPPING, _X.STOP_ASKED): _E.STOPPING,
     (_E.STOPPING, _X.FAILED): _E.STOPPING,
+    (_E.STOPPING, _X.TUNER_EXHAUSTED): _E.STOPPING,  # the answer to a question of before
     (_E.STOPPING, _X.ALL_ENDED): _E.STOPPED,
     (_E.ERROR, _X.FAILED): _E.ERROR,  # the first error is the one shown
+    (_E.ERROR, _X.TUNER_EXHAUSTED): _E.ERROR,
     (_E.ERROR, _X.STOP_ASKED): _E.ERROR,
     (_E.DONE, _X.STOP_ASKED): _E.DONE,
     (_E.STOPPED, _X.STOP_ASKED): _E.STOPPED,
+    (_E.DONE, _X.FAILED): _E.DONE,  # the tuner did not take the last result; all results are there
+    (_E.STOPPED, _X.FAILED): _E.STOPPED,
     # resume
     (_E.STOPPING, _X.BEGUN): _E.RUNNING,
     (_E.STOPPED, _X.BEGUN): _E.RUNNING,
@@ -302,8 +306,12 @@ class Experiment:
 
     @property
     def time_runs_out_at_s(self) -> float | None:
-        """When the duration limit will be reached, by the monotonic clock; None while time does not count or has no limit."""
-        if self._running_since_s is None or self.limits.max_duration_s is None:
+        """When the duration limit will be reached, by the monotonic clock; None when nothing would change then."""
+        if (
+            self.state is not ExperimentState.RUNNING
+            or self._running_since_s is None
+            or self.limits.max_duration_s is None
+        ):
             return None
         return self._running_since_s + self.limits.max_duration_s - self.active_s
 
@@ -391,6 +399,13 @@ class Experiment:
             return []
         with self._counted(trial):
             trial.began(event.key, event.at_s)
+        stopped_before = trial.stop_reason or (
+            ExitReason.STOPPED_BY_USER if self.state is ExperimentState.STOPPING else None
+        )
+        if trial.state is TrialState.RUNNING and stopped_before is not None:
+            # The cluster began a new attempt of what was to be stopped.
+            trial.stop_reason = None
+            return self._stop_trial(trial.trial_id, stopped_before)
         return [SaveTrial(trial)]
 
     def _note_metrics(self, event: MetricsStored) -> list[Effect]:
@@ -412,7 +427,8 @@ class Experiment:
         trial = self.trials[ended.key.trial_id]
         if trial.state.is_final:
             return [CloseAttempt(ended.key)]
-        if not trial.counts(ended.key) or trial.ended is not None:
+        is_told_again = trial.ended is not None and trial.ended.key.attempt == ended.key.attempt
+        if is_told_again or not trial.counts(ended.key):
             return []
         with self._counted(trial):
             trial.finished(ended)

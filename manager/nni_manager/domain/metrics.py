@@ -11,10 +11,15 @@ def reward(value: str) -> float | None:
     """
     try:
         metric = json.loads(value)
-    except ValueError:
+        if isinstance(metric, dict):
+            metric = metric.get("default")
+        if isinstance(metric, bool) or not isinstance(metric, (int, float)):
+            return None
+        number = float(metric)
+    except (
+        ValueError,
+        RecursionError,
+        OverflowError,
+    ):  # no JSON, nested too deeply, an int beyond all floats
         return None
-    if isinstance(metric, dict):
-        metric = metric.get("default")
-    if isinstance(metric, bool) or not isinstance(metric, (int, float)) or not math.isfinite(metric):
-        return None
-    return float(metric)
+    return number if math.isfinite(number) else None

@@ -131,18 +131,14 @@ class Trial:
         return self.attempt is None or key.attempt >= self.attempt
 
     def began(self, key: AttemptKey, at_s: float) -> None:
-        """An attempt runs. A newer one than before starts with empty hands."""
-        if self.attempt is None or key.attempt > self.attempt:
-            self.final = self.value = self.intermediate = None
-            self.intermediate_count = 0
-            self.ended = self.reason = self.exit_code = None
-        self.attempt = key.attempt
+        """An attempt runs."""
+        self._turn_to(key)
         self.started_at_s = at_s
         self.happened(TrialEvent.STARTED)
 
     def finished(self, ended: TrialEnded) -> None:
         """The command is over. What we asked for before decides the reason, unless the command had succeeded by itself."""
-        self.attempt = ended.key.attempt
+        self._turn_to(ended.key)  # one that could not be started has an end only
         self.ended = ended
         self.reason = (
             ended.reason if ended.reason is ExitReason.SUCCEEDED else (self.stop_reason or ended.reason)
@@ -152,6 +148,15 @@ class Trial:
         self.started_at_s = ended.started_at_s
         self.ended_at_s = ended.ended_at_s
         self.happened(TrialEvent.ENDED)
+
+    def _turn_to(self, key: AttemptKey) -> None:
+        """A newer attempt than before starts with empty hands."""
+        if self.attempt is not None and key.attempt > self.attempt:
+            self.final = self.value = self.intermediate = None
+            self.intermediate_count = 0
+            self.ended = self.reason = self.exit_code = self.ended_at_s = None
+            self.message = ""
+        self.attempt = key.attempt
 
     def gone(self, reason: ExitReason, message: str, at_s: float) -> None:
         """It is over and nobody can tell more than that."""

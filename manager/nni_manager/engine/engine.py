@@ -102,6 +102,7 @@ class Engine:
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
         self._submitting: set[str] = set()
+        self._logged: dict[str, TrialState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- life
@@ -160,8 +161,7 @@ class Engine:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case SaveTrial():
-                self._last_save = self.commits.add([TrialRow.of(effect.trial)])
-                self._log_trial(effect.trial)
+                self._save_trial(effect.trial)
             case SaveExperiment():
                 self._save_experiment()
             case AskTuner():
@@ -201,7 +201,11 @@ class Engine:
         else:
             self._last_save.add_done_callback(lambda done: action() if not done.exception() else None)
 
-    def _log_trial(self, trial: Trial) -> None:
+    def _save_trial(self, trial: Trial) -> None:
+        self._last_save = self.commits.add([TrialRow.of(trial)])
+        if self._logged.get(trial.trial_id) is trial.state:
+            return
+        self._logged[trial.trial_id] = trial.state
         if trial.state.is_final:
             log.info(
                 "trial %s: %s, %s %s",

@@ -1,0 +1,93 @@
+"""nnictl's calls to the manager of one experiment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.store.folders import ManagerProcess
+
+# The manager answers in milliseconds; a machine under full load gets some patience.
+_ANSWER_WITHIN_S = 10.0
+
+
+class ManagerSilent(TryAgain):
+    """cannot reach the manager; wait and try again"""
+
+
+class RequestRefused(UserMistake):
+    """cannot do what was asked of the manager; see its answer"""
+
+
+class ManagerClient:
+    """The HTTP API of one manager. Answers are the documents of that API."""
+
+    def __init__(self, experiment_id: str, process: ManagerProcess) -> None:
+        # Costs 100 ms, which only the commands that talk to a manager pay.
+        import requests
+
+        self.experiment_id = experiment_id
+        self.url = api_url(process)
+        self._session = requests.Session()
+        # A proxy of the environment cannot reach this machine's loopback.
+        self._session.trust_env = False
+
+    def summary(self) -> dict[str, Any]:
+        """The experiment at a glance.
+
+        Raises:
+            ManagerSilent: nobody answers, or another program does.
+        """
+        summary: dict[str, Any] = self.get("/summary")
+        if summary.get("id") != self.experiment_id:
+            # The port in the folder is that of an earlier manager, and somebody else has it by now.
+            raise self._silent("another experiment answers there")
+        return summary
+
+    def get(self, path: str) -> Any:
+        """What the manager says of `path`.
+
+        Raises:
+            ManagerSilent: nobody answers, or another program does.
+            RequestRefused: the manager's own words.
+        """
+        return self._ask("GET", path)
+
+    def delete(self, path: str) -> Any:
+        """Ask for the end of something.
+
+        Raises:
+            ManagerSilent: nobody answers, or another program does.
+            RequestRefused: the manager's own words.
+        """
+        return self._ask("DELETE", path)
+
+    def _ask(self, verb: str, path: str) -> Any:
+        import requests
+
+        try:
+            answer = self._session.request(verb, self.url + path, timeout=_ANSWER_WITHIN_S)
+            document = answer.json()
+        except requests.ConnectionError as error:
+            raise self._silent("nobody listens there") from error
+        except requests.Timeout as error:
+            raise self._silent(f"no answer within {_ANSWER_WITHIN_S:.0f} s") from error
+        except requests.RequestException as error:
+            raise self._silent("another program answers there") from error
+        if answer.ok:
+            return document
+        problem = document.get("error") if isinstance(document, dict) else None
+        if not problem:
+            raise self._silent(f"what answers there says {answer.status_code}")
+        raise RequestRefused(str(problem))
+
+    def _silent(self, why: str) -> ManagerSilent:
+        return ManagerSilent(
+            f"cannot reach the manager of experiment {self.experiment_id} at {self.url}: {why}; "
+            f"wait and try again, or see `nnictl log stderr {self.experiment_id}`"
+        )
+
+
+def api_url(process: ManagerProcess) -> str:
+    """Where the manager's HTTP API is."""
+    return f"http://{process.host}:{process.port}/api/v1/nni"

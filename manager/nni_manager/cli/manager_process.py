@@ -1,0 +1,239 @@
+"""The manager's process as nnictl sees it: begin, wait until it is ready, end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nni_manager.cli import output
+from nni_manager.cli.client import ManagerClient, ManagerSilent
+from nni_manager.cli.experiments import KnownExperiment
+from nni_manager.cli.preflight import HOST, ports_are_free
+from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+
+if TYPE_CHECKING:
+    from nni_manager.config.model import ExperimentConfig
+
+_POLL_S = 0.05
+# A manager is ready within two seconds here; a cold disk under load takes longer, a hung one for ever.
+READY_WITHIN_S = 30.0
+# Trials get a grace period after SIGTERM, then SIGKILL; what takes longer than this is stuck.
+STOPPED_WITHIN_S = 60.0
+_LEFT_WITHIN_S = 10.0
+_REPORT_EVERY_S = 5.0
+
+
+class ManagerFailed(UserMistake):
+    """cannot start the manager; its last words say why"""
+
+
+class ManagerStuck(TryAgain):
+    """cannot stop the manager; end its process by hand"""
+
+
+def create_experiment(
+    config: ExperimentConfig, secret: bytes, ports: Iterable[int], debug: bool
+) -> KnownExperiment:
+    """A new experiment with a manager that is ready, on the first of `ports` that works.
+
+    Whatever goes wrong before that, nothing is left: no folder, no entry in the registry, no process.
+
+    Raises:
+        ManagerFailed: the manager did not become ready.
+        UserMistake: the experiment's folder cannot be made.
+    """
+    from nni_manager.engine.engine import EXPERIMENT_ID_LENGTH, new_id
+    from nni_manager.store.store import Store
+
+    new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
+    folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
+    while folder.path.exists():
+        folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
+    try:
+        try:
+            folder.make()
+            Store.create(
+                folder.database,
+                folder.collected_logs,
+                folder.experiment_id,
+                config.to_json(),
+                secret,
+                time.time(),
+            ).close()
+            Registry.of_user().add(folder)
+        except OSError as error:
+            raise UserMistake(
+                f"cannot make {error.filename or folder.path}: {error.strerror}; choose another logDir, or mend its disk"
+            ) from error
+        return start_manager(folder, ports, debug)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        Registry.of_user().remove(folder.experiment_id)
+        for each in new_folders:
+            with contextlib.suppress(OSError):  # not empty: somebody else's by now
+                each.rmdir()
+        raise
+
+
+def start_manager(folder: ExperimentFolder, ports: Iterable[int], debug: bool) -> KnownExperiment:
+    """The experiment with a manager that is ready, on the first of `ports` that nobody else takes meanwhile.
+
+    Raises:
+        ManagerFailed: it did not become ready, and has ended.
+    """
+    failure: ManagerFailed | None = None
+    for port in ports:
+        try:
+            return _start_on(folder, port, debug)
+        except ManagerFailed as error:
+            failure = error
+            if ports_are_free(port):
+                raise
+    raise failure or ManagerFailed()
+
+
+def _start_on(folder: ExperimentFolder, port: int, debug: bool) -> KnownExperiment:
+    stderr_before = folder.manager_stderr.stat().st_size if folder.manager_stderr.exists() else 0
+    child: subprocess.Popen[bytes] | None = None
+    try:
+        with folder.manager_stdout.open("ab") as stdout, folder.manager_stderr.open("ab") as stderr:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "nni_manager", "--folder", str(folder.path)]
+                + ["--host", HOST, "--port", str(port)]
+                + (["--debug"] if debug else []),
+                # Python looks for modules where it is started: not among the user's files.
+                cwd=folder.path,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        return _wait_until_ready(folder, child, stderr_before)
+    except BaseException:
+        if child is not None:
+            _end_half_started(folder, child)
+        raise
+
+
+def _wait_until_ready(
+    folder: ExperimentFolder, child: subprocess.Popen[bytes], stderr_before: int
+) -> KnownExperiment:
+    gives_up_at_s = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < gives_up_at_s:
+        process = folder.process()
+        if process is not None and process.pid == child.pid:
+            with contextlib.suppress(ManagerSilent):
+                ManagerClient(folder.experiment_id, process).summary()
+                return KnownExperiment(folder, process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_POLL_S)
+            raise ManagerFailed(_last_words(folder.manager_stderr, stderr_before, child.returncode))
+    raise ManagerFailed(
+        f"cannot start the manager of experiment {folder.experiment_id}: it was not ready within {READY_WITHIN_S:.0f} s; "
+        "free this machine of other work and try again, or look into it with --debug"
+    )
+
+
+def _last_words(stderr: Path, since: int, exit_code: int) -> str:
+    with stderr.open("rb") as file:
+        file.seek(since)
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    if lines and lines[-1].startswith("cannot"):
+        return lines[-1]
+    last = lines[-1] if lines else "it said nothing"
+    return f"cannot start the manager: it ended with exit code {exit_code}: {last}; try again with --debug, and report it if that fails too"
+
+
+def _end_half_started(folder: ExperimentFolder, child: subprocess.Popen[bytes]) -> None:
+    """End a manager that nobody will be told of. Once it is ready it may have started trials, so it ends those first."""
+    with contextlib.suppress(ManagerSilent, subprocess.TimeoutExpired):
+        process = folder.process()
+        if process is not None and process.pid == child.pid:
+            ManagerClient(folder.experiment_id, process).delete("/experiment")
+            child.wait(_LEFT_WITHIN_S)
+    if child.poll() is None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_LEFT_WITHIN_S)
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+
+
+def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:
+    """Stop a running experiment: its trials are cancelled, its data stays, its manager has ended afterwards.
+
+    `report` is told now and then what is still being waited for.
+
+    Raises:
+        ManagerStuck: the manager had to be ended without that; the message says what may go on.
+    """
+    process = known.manager
+    if process is None:
+        raise UserMistake(f"cannot stop experiment {known.experiment_id}: it does not run; nothing to do")
+    client = ManagerClient(known.experiment_id, process)
+    try:
+        client.summary()
+        client.delete("/experiment")
+    except ManagerSilent as error:
+        if not known.folder.running_process():
+            return
+        leave(known)
+        raise ManagerStuck(
+            f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was ended by a signal; "
+            f"trials may go on: `nnictl resume {known.experiment_id}` finds them, `nnictl stop {known.experiment_id}` then stops them"
+        ) from error
+    if not _wait_until_gone(known.folder, STOPPED_WITHIN_S, client, report):
+        leave(known)
+        raise ManagerStuck(
+            f"cannot stop all trials of experiment {known.experiment_id} within {STOPPED_WITHIN_S:.0f} s: its manager was ended by a "
+            f"signal; trials may go on: `nnictl resume {known.experiment_id}` finds them"
+        )
+
+
+def leave(known: KnownExperiment) -> None:
+    """End the manager's process; trials go on, and `resume` finds them.
+
+    Raises:
+        ManagerStuck: it does not end.
+    """
+    process = known.folder.running_process()
+    if process is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGTERM)
+    if not _wait_until_gone(known.folder, _LEFT_WITHIN_S):
+        raise ManagerStuck(
+            f"cannot end the manager of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
+            f"end it with `kill -9 {process.pid}`: nothing stored is lost, and `nnictl resume {known.experiment_id}` goes on"
+        )
+
+
+def _wait_until_gone(
+    folder: ExperimentFolder,
+    within_s: float,
+    client: ManagerClient | None = None,
+    report: Callable[[str], None] = output.info,
+) -> bool:
+    now_s = time.monotonic()
+    gives_up_at_s, reports_at_s = now_s + within_s, now_s + _REPORT_EVERY_S
+    while folder.running_process() is not None:
+        now_s = time.monotonic()
+        if now_s > gives_up_at_s:
+            return False
+        if client is not None and now_s > reports_at_s:
+            reports_at_s = now_s + _REPORT_EVERY_S
+            with contextlib.suppress(ManagerSilent):  # it is about to end
+                counts = client.summary()["counts"]
+                report(f"{counts['RUNNING'] + counts['WAITING']} trials have not ended yet")
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,156 @@
+"""What can be seen to be wrong before anything is started: ports, the trial's command, GPUs."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nni_manager.cli.experiments import running_experiments
+from nni_manager.errors import UserMistake
+
+if TYPE_CHECKING:
+    from nni_manager.config.model import ExperimentConfig
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 8080
+HIGHEST_PORT = 65534  # keepers use the next one
+# A word that bash takes as it stands, followed by the end of the line or by arguments. What comes after it is not a
+# parenthesis, or the word is the name of a function being defined.
+_PLAIN_WORD = re.compile(r"[ \t\n]*([A-Za-z0-9_./+-]+)(?=$|[ \t\n](?![ \t]*\())")
+# Start-up files that BASH_ENV names may take a while; a check must not.
+_CHECK_WITHIN_S = 10.0
+
+
+class PortTaken(UserMistake):
+    """cannot use the port; choose another with --port N, or --port auto"""
+
+
+class CommandMissing(UserMistake):
+    """cannot find the trial's command; mend trial.command"""
+
+
+def check_ports(port: int) -> None:
+    """See that manager and keepers can listen on `port` and the next one.
+
+    Raises:
+        PortTaken: one of them cannot be used; the message says who has it, if that is one of our experiments.
+    """
+    for each in (port, port + 1):
+        problem = _port_problem(each)
+        if problem is None:
+            continue
+        for known in running_experiments():
+            if known.manager is not None and each in (known.manager.port, known.manager.port + 1):
+                raise PortTaken(
+                    f"cannot use port {each}: experiment {known.experiment_id} runs there; "
+                    f"stop it with `nnictl stop {known.experiment_id}`, or choose another with --port N or --port auto"
+                )
+        which = "" if each == port else f" (keepers connect to the one after --port {port})"
+        raise PortTaken(
+            f"cannot use port {each}{which}: {problem}; choose another with --port N or --port auto"
+        )
+
+
+def free_ports() -> Iterator[int]:
+    """Ports that are free now, and the next one with each: 8080, 8082, … Another program may still be quicker.
+
+    Raises:
+        PortTaken: after the last one.
+    """
+    for port in range(DEFAULT_PORT, HIGHEST_PORT, 2):
+        if ports_are_free(port):
+            yield port
+    raise PortTaken(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
+
+
+def ports_are_free(port: int) -> bool:
+    """Whether `port` and the next one can be used now."""
+    return _port_problem(port) is None and _port_problem(port + 1) is None
+
+
+def _port_problem(port: int) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the manager does: connections that are just closing do not keep it from listening.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except PermissionError:
+            return "only root may use ports below 1024"
+        except OSError:
+            return "another program uses it"
+    return None
+
+
+def check_command(config: ExperimentConfig) -> None:
+    """See that bash finds the first word of the trial's command, where that can be told for sure.
+
+    Bash itself is asked, in the code folder and with the environment trials inherit, so that aliases, functions and
+    builtins count. Words with anything bash would expand are left to it.
+
+    Raises:
+        CommandMissing: every trial would end with "command not found".
+    """
+    match = _PLAIN_WORD.match(config.trial_command)
+    if match is None:
+        return
+    word = match.group(1)
+    # A handler of unknown commands may make anything run.
+    found = _bash('type -t -- "$1" || type -t command_not_found_handle', word, config)
+    if found is None or found.returncode == 0 or found.stdout.strip():
+        return
+    where = f"trial.command in {config.config_path.name}"
+    path = config.code_dir / word
+    if "/" in word:
+        if not path.exists():
+            raise CommandMissing(
+                f"cannot find the command {word!r} of {where}: there is no {path}; mend the path (it starts from codeDir)"
+            )
+        if path.is_file() and not os.access(path, os.X_OK):
+            raise CommandMissing(
+                f"cannot run the command {word!r} of {where}: {path} is not executable; `chmod +x {path}` makes it so"
+            )
+        return
+    commands = _bash("compgen -c", word, config)
+    near = difflib.get_close_matches(word, sorted(set(commands.stdout.split())), n=1) if commands else []
+    hint = f"did you mean {near[0]}?" if near else "install it, or write the full path"
+    raise CommandMissing(
+        f"cannot find the command {word!r} of {where}: it is no program on PATH, and bash knows no such builtin; {hint}"
+    )
+
+
+def _bash(script: str, argument: str, config: ExperimentConfig) -> subprocess.CompletedProcess[str] | None:
+    """The answer of bash; None when it gave none, and nothing can be said for sure."""
+    try:
+        return subprocess.run(
+            ["bash", "-c", script, "bash", argument],
+            cwd=config.code_dir,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_CHECK_WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    except FileNotFoundError as error:
+        raise CommandMissing(
+            "cannot run trials on this machine: there is no bash on PATH; install bash"
+        ) from error
+
+
+def check_gpus(config: ExperimentConfig) -> None:
+    """See that this machine has the GPUs trials ask for.
+
+    Raises:
+        GpusMissing: it has not.
+    """
+    from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
+
+    GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())

@@ -1,0 +1,177 @@
+"""A whole experiment as a user has it: a folder with code and config, a manager's process, keepers' processes.
+
+Nothing here is a fake; it is kept with them because many tests share it.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.store import MetricRow, Store, StoreReader
+from trial_keeper.wire.messages import AttemptKey, Stream
+
+_LOOK_AGAIN_S = 0.05
+
+
+def wait_until(is_true: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    """Look until it is so; what it returned. Other processes' progress has no event to wait for."""
+    gives_up_at_s = time.monotonic() + timeout_s
+    never = threading.Event()
+    while not (result := is_true()):
+        if time.monotonic() > gives_up_at_s:
+            raise AssertionError(f"after {timeout_s:g} s still not: {what}")
+        never.wait(_LOOK_AGAIN_S)
+    return result
+
+
+def free_port_pair() -> int:
+    """A port that is free together with the next one."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+class RealExperiment:
+    """One experiment in a temporary folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        train: str,
+        *,
+        space: dict[str, Any] | None = None,
+        environ: dict[str, str] | None = None,
+        **config: Any,
+    ) -> None:
+        """`train` is the training script; `config` overrides keys of the experiment file."""
+        self.code = folder / "code"
+        self.code.mkdir(parents=True)
+        (self.code / "train.py").write_text(train)
+        (self.code / "search_space.json").write_text(
+            json.dumps(space or {"x": {"_type": "uniform", "_value": [0, 1]}})
+        )
+        document = {
+            "authorName": "tests",
+            "experimentName": "tests",
+            "trialConcurrency": 2,
+            "maxTrialNum": 4,
+            "trainingServicePlatform": "local",
+            "searchSpacePath": "search_space.json",
+            "logDir": str(folder / "experiments"),
+            "tuner": {"builtinTunerName": "Random", "classArgs": {"seed": 1}},
+            "trial": {"command": f"{sys.executable} train.py", "codeDir": "."},
+        } | config
+        self.config_file = self.code / "config.yml"
+        self.config_file.write_text(json.dumps(document))  # JSON is YAML
+        self.config = read_experiment_file(self.config_file)
+        self.folder = ExperimentFolder(self.config.log_dir / "TESTEXPT")
+        self.environ = os.environ | (environ or {})
+        self.port = 0
+        self.manager: subprocess.Popen[bytes] | None = None
+
+    def create(self) -> None:
+        """Make the experiment's folder and database."""
+        self.folder.make()
+        Store.create(
+            self.folder.database,
+            self.folder.collected_logs,
+            self.folder.experiment_id,
+            self.config.to_json(),
+            secrets.token_bytes(32),
+            time.time(),
+        ).close()
+
+    def start(self, port: int | None = None) -> None:
+        """Start a manager: the first, or one that resumes."""
+        self.port = port or free_port_pair()
+        with self.folder.manager_stderr.open("ab") as stderr:
+            self.manager = subprocess.Popen(
+                [sys.executable, "-m", "nni_manager", "--folder", self.folder.path, "--port", str(self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                env=self.environ,
+            )
+        wait_until(self._is_ready, "the manager is ready")
+
+    def _is_ready(self) -> bool:
+        assert self.manager is not None
+        assert self.manager.poll() is None, self.folder.manager_stderr.read_text()
+        process = self.folder.process()
+        return process is not None and process.pid == self.manager.pid
+
+    def kill_manager(self) -> None:
+        """As a lost machine would."""
+        assert self.manager is not None
+        self.manager.kill()
+        self.manager.wait()
+
+    def get(self, path: str) -> Any:
+        """A GET of the HTTP API."""
+        response = requests.get(f"http://127.0.0.1:{self.port}/api/v1/nni{path}", timeout=10)
+        response.raise_for_status()
+        return response.json()
+
+    def summary(self) -> dict[str, Any]:
+        """The experiment at a glance."""
+        summary: dict[str, Any] = self.get("/summary")
+        return summary
+
+    def wait_for_status(self, *statuses: str, timeout_s: float = 90.0) -> dict[str, Any]:
+        """Wait for one of the experiment's states; the summary then."""
+        summary = wait_until(
+            lambda: (seen := self.summary())["status"] in statuses and seen,
+            f"the experiment is {statuses}",
+            timeout_s,
+        )
+        assert isinstance(summary, dict)
+        return summary
+
+    def rows(self, trial_id: str) -> list[MetricRow]:
+        """The records of a trial that count."""
+        with StoreReader(self.folder.database) as reader:
+            return reader.metrics_of(trial_id)
+
+    def row_count(self) -> int:
+        """Records that count, of all trials."""
+        with StoreReader(self.folder.database) as reader:
+            return len(reader.metrics())
+
+    def keeper_pids(self) -> list[int]:
+        """The processes of jobs, running or not."""
+        return [json.loads(entry.read_bytes())["pid"] for entry in self.folder.jobs.glob("*.json")]
+
+    def stream(self, trial_id: str, stream: Stream, attempt: int = 0) -> Path:
+        """The file that a trial wrote."""
+        return self.folder.workspace.attempt(AttemptKey(trial_id, attempt, "main-0")).stream(stream)
+
+    def close(self) -> None:
+        """End every process this experiment started."""
+        if self.manager is not None and self.manager.poll() is None:
+            with contextlib.suppress(requests.RequestException):
+                requests.delete(f"http://127.0.0.1:{self.port}/api/v1/nni/experiment", timeout=5)
+            try:
+                self.manager.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill_manager()
+        for pid in self.keeper_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)

@@ -1,0 +1,190 @@
+"""One test for each thing that can die: nothing it had written is lost, nothing is counted twice, and every state is true."""
+
+import json
+import os
+import signal
+
+import pytest
+from real_experiment import wait_until
+
+from nni_sdk.records import decode
+from trial_keeper.wire.messages import Stream
+
+REPORTS = 2000
+TRIALS = 8
+# Reports at a pace that leaves time to break something in the middle.
+PACED = f"""
+import time
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range({REPORTS}):
+    nni.report_intermediate_result(i)
+    if i % 10 == 0:
+        time.sleep(0.02)
+nni.report_final_result({REPORTS})
+"""
+
+
+def values(rows):
+    return [json.loads(row.value) for row in rows]
+
+
+def assert_rows_are_what_was_written(experiment, trial_id, attempt=0):
+    written = decode(experiment.stream(trial_id, Stream.METRICS, attempt).read_bytes(), 0)
+    assert not written.garbage
+    rows = experiment.rows(trial_id)
+    assert [(row.record_offset, row.value) for row in rows] == [
+        (record.offset, record.value) for record in written.records
+    ]
+    return rows
+
+
+@pytest.mark.parametrize("manager_returns_at", ["the same port", "another port"])
+def test_a_manager_killed_in_the_middle_loses_and_doubles_nothing(a_real_experiment, manager_returns_at):
+    experiment = a_real_experiment(PACED, trialConcurrency=TRIALS, maxTrialNum=TRIALS)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() > TRIALS * REPORTS // 8, "some results are stored")
+    experiment.kill_manager()
+    stored_at_death = experiment.row_count()
+    assert stored_at_death < TRIALS * REPORTS
+
+    experiment.start(experiment.port if manager_returns_at == "the same port" else None)
+    summary = experiment.wait_for_status("DONE")
+
+    assert summary["counts"]["SUCCEEDED"] == TRIALS
+    for trial in experiment.get("/trial-jobs"):
+        rows = assert_rows_are_what_was_written(experiment, trial["id"])
+        assert values(rows) == [*range(REPORTS), REPORTS]
+        assert [row.is_final for row in rows] == [False] * REPORTS + [True]
+        assert trial["attempt"] == 0
+        assert trial["value"] == REPORTS
+
+
+def test_a_manager_killed_again_and_again_still_counts_once(a_real_experiment):
+    experiment = a_real_experiment(PACED, trialConcurrency=4, maxTrialNum=4)
+    for share in (0.05, 0.2, 0.4, 0.6):
+        experiment.start()
+        wait_until(lambda share=share: experiment.row_count() > 4 * REPORTS * share, "results are stored")
+        experiment.kill_manager()
+    experiment.start()
+    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 4
+    for trial in experiment.get("/trial-jobs"):
+        assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(REPORTS), REPORTS]
+
+
+def test_trials_that_end_while_no_manager_lives_are_read_from_the_workspace(a_real_experiment):
+    experiment = a_real_experiment(PACED, trialConcurrency=2, maxTrialNum=2)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() > 10, "some results are stored")
+    experiment.kill_manager()
+    trials = [entry.name for entry in experiment.folder.workspace.trials.iterdir()]
+    exits = [experiment.stream(trial, Stream.METRICS).parent.parent / "exit.json" for trial in trials]
+    wait_until(lambda: all(path.is_file() for path in exits), "both trials have ended")
+    for pid in experiment.keeper_pids():
+        os.kill(pid, signal.SIGKILL)  # nobody can tell any more, the files must do
+
+    experiment.start()
+    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 2
+    for trial in trials:
+        assert values(assert_rows_are_what_was_written(experiment, trial)) == [*range(REPORTS), REPORTS]
+
+
+def test_a_killed_trial_fails_with_its_signal_and_everything_written_before(a_real_experiment):
+    train = """
+import os, signal, sys
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range(500):
+    nni.report_intermediate_result(i)
+print("about to die", file=sys.stderr)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    experiment = a_real_experiment(train, maxTrialNum=1)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    assert (trial["status"], trial["reason"], trial["exitCode"]) == ("FAILED", "signal", 128 + signal.SIGKILL)
+    assert "about to die" in trial["message"]
+    assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(500)]
+
+
+def test_a_killed_keeper_ends_its_trial_and_the_workspace_has_the_rest(a_real_experiment):
+    experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() > 10, "some results are stored")
+    (pid,) = experiment.keeper_pids()
+    os.kill(pid, signal.SIGKILL)
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    assert (trial["status"], trial["reason"]) == ("FAILED", "keeper lost")
+    assert "keeper" in trial["message"]
+    rows = experiment.rows(trial["id"])
+    assert values(rows) == [*range(len(rows))]
+
+
+def test_a_tuner_that_raises_stops_the_asking_and_keeps_the_data(a_real_experiment, tmp_path):
+    train = "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(1)\n"
+    # A tuner that fails at its third question, in place of the one the manager would make.
+    broken = tmp_path / "sitecustomize"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if '-m' in sys.orig_argv and 'nni_manager' in sys.orig_argv:\n"
+        "    from nni_manager.tuner import optuna_backed\n"
+        "    ask = optuna_backed.OptunaTuner.ask\n"
+        "    def failing(self, key):\n"
+        "        if key == 2:\n"
+        "            raise RuntimeError('no idea left')\n"
+        "        return ask(self, key)\n"
+        "    optuna_backed.OptunaTuner.ask = failing\n"
+    )
+    experiment = a_real_experiment(
+        train, trialConcurrency=1, maxTrialNum=5, environ={"PYTHONPATH": str(broken)}
+    )
+    experiment.start()
+    summary = experiment.wait_for_status("ERROR")
+    assert summary["counts"]["SUCCEEDED"] == 2
+    assert "no idea left" in summary["errors"][0]
+    assert "nnictl resume" in summary["errors"][0]
+
+    experiment.kill_manager()
+    experiment.environ.pop("PYTHONPATH")
+    experiment.start()
+    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 5
+
+
+def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_experiment):
+    train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
+    experiment = a_real_experiment(train, trialConcurrency=2, maxTrialNum=4)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 2, "both trials report")
+    pids = experiment.keeper_pids()
+    experiment.close()
+    assert experiment.manager.returncode == 0
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(experiment.folder.database) as reader:
+        assert reader.experiment().state.value == "STOPPED"
+        assert {trial.state.value for trial in reader.trials()} == {"USER_CANCELED"}
+
+
+def test_a_keeper_of_another_version_stops_the_experiment_before_anything_runs(a_real_experiment, tmp_path):
+    # The keeper's process believes to be of another version, as one from an old image would.
+    other = tmp_path / "other-version"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if '-m' in sys.orig_argv and 'trial_keeper' in sys.orig_argv:\n"
+        "    import trial_keeper\n"
+        "    trial_keeper.__version__ = '0.5.1'\n"
+    )
+    experiment = a_real_experiment(
+        "raise SystemExit('ran')\n", maxTrialNum=10, environ={"PYTHONPATH": str(other)}
+    )
+    experiment.start()
+    summary = experiment.wait_for_status("ERROR")
+    assert "0.5.1" in summary["errors"][0]
+    assert "pip install" in summary["errors"][0]
+    assert summary["trialCount"] <= 4
+    assert {trial["reason"] for trial in experiment.get("/trial-jobs")} == {"version"}

@@ -1,0 +1,57 @@
+"""The life of an attempt inside its keeper."""
+
+from itertools import product
+
+import pytest
+
+from trial_keeper.core.attempt import NEXT, Attempt, AttemptEvent, AttemptState
+from trial_keeper.wire.messages import AttemptKey, Stream, TrialStarted
+
+KEY = AttemptKey("abcde", 0, "worker-0")
+
+
+def an_attempt(state: AttemptState = AttemptState.STARTING) -> Attempt:
+    attempt = Attempt(KEY, [Stream.METRICS])
+    attempt.state = state
+    return attempt
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(AttemptState, AttemptEvent)))
+def test_what_the_table_does_not_hold_cannot_happen(state: AttemptState, event: AttemptEvent) -> None:
+    attempt = an_attempt(state)
+    if (state, event) in NEXT:
+        attempt.happened(event)
+        assert attempt.state is NEXT[state, event]
+    else:
+        with pytest.raises(KeyError):
+            attempt.happened(event)
+
+
+@pytest.mark.parametrize("state", AttemptState)
+def test_every_state_leads_to_the_end(state: AttemptState) -> None:
+    reached = {state}
+    while (wider := reached | {after for (before, _), after in NEXT.items() if before in reached}) != reached:
+        reached = wider
+    assert AttemptState.CLOSED in reached
+
+
+def test_nothing_leads_back() -> None:
+    order = list(AttemptState)
+    assert all(order.index(after) >= order.index(before) for (before, _), after in NEXT.items())
+
+
+def test_an_attempt_that_never_ran_has_no_start_to_tell() -> None:
+    assert an_attempt().started is None
+
+
+def test_a_start_is_told_with_its_time() -> None:
+    attempt = an_attempt()
+    attempt.started_at_s = 12.5
+    assert attempt.started == TrialStarted(KEY, 12.5)
+
+
+def test_an_attempt_replicates_the_streams_it_was_given() -> None:
+    assert Attempt(KEY, [Stream.METRICS, Stream.STDERR]).replication.streams == (
+        Stream.METRICS,
+        Stream.STDERR,
+    )

@@ -1,0 +1,65 @@
+"""What a trial finds in its environment."""
+
+from pathlib import Path
+
+import pytest
+
+from trial_keeper.core.environment import trial_environ
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument
+
+FOLDER = AttemptFolder(Path("/mnt/exp/trials/abcde/attempts/0/worker-0"))
+
+
+def environ(container: dict[str, str] | None = None, gpu_indices: tuple[int, ...] | None = None) -> dict:
+    trial = TrialDocument("abcde", 7, "python train.py", "/code/./digits", gpu_indices)
+    return trial_environ(container or {}, "expABCDE", trial, FOLDER)
+
+
+def test_a_trial_sees_what_nni_promises() -> None:
+    assert environ() == {
+        "NNI_PLATFORM": "local",
+        "NNI_EXP_ID": "expABCDE",
+        "NNI_TRIAL_JOB_ID": "abcde",
+        "NNI_TRIAL_SEQ_ID": "7",
+        "NNI_SYS_DIR": "/mnt/exp/trials/abcde/attempts/0/worker-0",
+        "NNI_OUTPUT_DIR": "/mnt/exp/trials/abcde/attempts/0/worker-0/output",
+        "NNI_CODE_DIR": "/code/digits",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_the_containers_own_variables_are_unchanged() -> None:
+    container = {"PATH": "/opt/bin", "PAI_TASK_INDEX": "0", "EMPTY": "", "TRIAL_KEEPERS": "mine"}
+    assert environ(container).items() >= container.items()
+
+
+def test_ours_win_over_what_an_outer_trial_left() -> None:
+    assert environ({"NNI_TRIAL_JOB_ID": "outer", "NNI_PLATFORM": "remote"})["NNI_TRIAL_JOB_ID"] == "abcde"
+
+
+def test_the_token_is_never_passed_on() -> None:
+    settings = KeeperSettings("expABCDE", "abcde", "/mnt/exp", "s3cret", "abcde", collect_logs=True)
+    passed_on = environ({"HOME": "/root", **settings.to_environ()})
+    assert not [name for name in passed_on if name.startswith("TRIAL_KEEPER_")]
+    assert "s3cret" not in "".join(passed_on.values())
+
+
+def test_the_containers_environment_is_not_changed_itself() -> None:
+    container = {"TRIAL_KEEPER_TOKEN": "s3cret"}
+    environ(container)
+    assert container == {"TRIAL_KEEPER_TOKEN": "s3cret"}
+
+
+@pytest.mark.parametrize(
+    ("gpu_indices", "expected"),
+    [((0,), "0"), ((2, 3), "2,3"), ((), "-1")],
+    ids=["one GPU", "two GPUs", "no GPU may be seen"],
+)
+def test_assigned_gpus_are_the_visible_ones(gpu_indices: tuple[int, ...], expected: str) -> None:
+    assert environ({"CUDA_VISIBLE_DEVICES": "9"}, gpu_indices)["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_without_an_assignment_the_trial_sees_the_containers_gpus() -> None:
+    assert environ({"CUDA_VISIBLE_DEVICES": "9"})["CUDA_VISIBLE_DEVICES"] == "9"
+    assert "CUDA_VISIBLE_DEVICES" not in environ()

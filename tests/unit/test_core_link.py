@@ -1,0 +1,81 @@
+"""When the keeper connects."""
+
+from itertools import product
+
+import pytest
+
+from trial_keeper.core.link import FIRST_RETRY_S, LONGEST_RETRY_S, NEXT, Link, LinkEvent, LinkState
+
+
+def a_link(*events: LinkEvent, now_s: float = 0.0) -> Link:
+    link = Link()
+    for event in events:
+        link.happened(event, now_s)
+    return link
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(LinkState, LinkEvent)))
+def test_what_the_table_does_not_hold_cannot_happen(state: LinkState, event: LinkEvent) -> None:
+    link = Link()
+    link.state = state
+    if (state, event) in NEXT:
+        link.happened(event, 0.0)
+        assert link.state is NEXT[state, event]
+    else:
+        with pytest.raises(KeyError):
+            link.happened(event, 0.0)
+
+
+def test_a_new_keeper_connects_at_once() -> None:
+    assert Link().is_due(0.0)
+
+
+def test_nobody_connects_twice_at_a_time() -> None:
+    assert not a_link(LinkEvent.DUE).is_due(1e9)
+    assert not a_link(LinkEvent.DUE, LinkEvent.OPENED).is_due(1e9)
+
+
+def test_the_wait_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
+    link, now_s, waits = Link(), 100.0, []
+    for _ in range(12):
+        link.happened(LinkEvent.DUE, now_s)
+        link.happened(LinkEvent.LOST, now_s)
+        waits.append(round(link.retry_at_s - now_s, 6))
+        assert not link.is_due(link.retry_at_s - 0.001)
+        now_s = link.retry_at_s
+        assert link.is_due(now_s)
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0, 60.0]
+    assert (waits[0], waits[-1]) == (FIRST_RETRY_S, LONGEST_RETRY_S)
+
+
+def test_years_of_failures_are_no_problem() -> None:
+    link = Link()
+    for _ in range(100_000):
+        link.happened(LinkEvent.DUE, 0.0)
+        link.happened(LinkEvent.LOST, 0.0)
+    assert link.retry_at_s == LONGEST_RETRY_S
+
+
+def test_a_link_that_was_up_begins_with_the_shortest_wait() -> None:
+    link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5, LinkEvent.DUE, LinkEvent.OPENED)
+    assert link.is_up
+    link.happened(LinkEvent.LOST, 50.0)
+    assert not link.is_up
+    assert link.retry_at_s == 50.0 + FIRST_RETRY_S
+
+
+def test_a_manager_that_moved_is_tried_at_once() -> None:
+    link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5)
+    assert not link.is_due(1.0)
+    link.happened(LinkEvent.MANAGER_MOVED, 1.0)
+    assert link.is_due(1.0)
+    link.happened(LinkEvent.DUE, 1.0)
+    link.happened(LinkEvent.LOST, 1.0)
+    assert link.retry_at_s == 1.0 + FIRST_RETRY_S
+
+
+def test_a_refused_keeper_waits_for_another_manager_however_long() -> None:
+    link = a_link(LinkEvent.DUE, LinkEvent.REFUSED)
+    assert not link.is_due(1e9)
+    link.happened(LinkEvent.MANAGER_MOVED, 5.0)
+    assert link.is_due(5.0)

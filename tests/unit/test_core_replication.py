@@ -1,0 +1,180 @@
+"""The keeper's half of replication, step by step. The promise as a whole is tests/contract/test_exactly_once.py."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trial_keeper.core.replication as module
+from nni_sdk.records import MAX_FRAME_BYTES
+from trial_keeper.core.replication import ChunkToSend, Replication
+from trial_keeper.wire.messages import Stream
+
+METRICS, STDOUT, STDERR = Stream.METRICS, Stream.STDOUT, Stream.STDERR
+
+
+@pytest.fixture
+def a_replication() -> Callable[..., Replication]:
+    def make(*, size: int = 0, durable: int | None = 0, stream: Stream = METRICS) -> Replication:
+        """Of one stream; `durable` None leaves the link down."""
+        replication = Replication([stream])
+        replication.grew({stream: size})
+        if durable is not None:
+            replication.link_came_up({stream: durable})
+        return replication
+
+    return make
+
+
+def test_the_window_of_metrics_holds_the_longest_record() -> None:
+    assert module.METRICS_WINDOW_BYTES >= MAX_FRAME_BYTES
+
+
+def test_nothing_is_sent_before_the_link_is_up(a_replication) -> None:
+    assert a_replication(size=10, durable=None).next_chunks() == []
+
+
+def test_all_that_is_there_is_sent_once(a_replication) -> None:
+    replication = a_replication(size=10)
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
+    assert replication.next_chunks() == []
+
+
+def test_what_is_appended_follows(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.grew({METRICS: 15})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 10, 5)]
+
+
+def test_sending_goes_on_from_what_the_manager_has(a_replication) -> None:
+    assert a_replication(size=10, durable=7).next_chunks() == [ChunkToSend(METRICS, 7, 3)]
+
+
+def test_a_stream_that_the_manager_does_not_know_is_sent_from_its_beginning() -> None:
+    replication = Replication([METRICS, STDOUT])
+    replication.grew({METRICS: 3, STDOUT: 4})
+    replication.link_came_up({METRICS: 3})
+    assert replication.next_chunks() == [ChunkToSend(STDOUT, 0, 4)]
+
+
+def test_what_was_not_confirmed_is_sent_again_over_the_next_link(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.confirmed({METRICS: 4})
+    replication.link_went_down()
+    assert replication.next_chunks() == []
+    replication.link_came_up({METRICS: 4})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 4, 6)]
+
+
+def test_a_manager_that_lost_its_store_gets_everything_again(a_replication) -> None:
+    replication = a_replication(size=10, durable=10)
+    replication.link_went_down()
+    replication.link_came_up({})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
+
+
+def test_a_size_that_shrinks_is_not_believed(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.grew({METRICS: 2})
+    assert replication.undelivered_bytes == 10
+
+
+def test_an_older_confirmation_changes_nothing(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.confirmed({METRICS: 8})
+    replication.confirmed({METRICS: 3})
+    assert replication.undelivered_bytes == 2
+
+
+def test_a_confirmation_of_a_stream_that_is_not_replicated_is_ignored(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.confirmed({STDOUT: 99})
+    assert replication.undelivered_bytes == 10
+
+
+def test_a_keeper_that_has_not_looked_yet_sends_nothing_the_manager_has(a_replication) -> None:
+    replication = a_replication(size=0, durable=10)
+    assert replication.next_chunks() == []
+    assert replication.undelivered_bytes == 0
+    replication.grew({METRICS: 12})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 10, 2)]
+
+
+@pytest.mark.parametrize(
+    ("stream", "chunk_bytes", "window_bytes"),
+    [
+        (METRICS, module.METRICS_CHUNK_BYTES, module.METRICS_WINDOW_BYTES),
+        (STDOUT, module.LOG_CHUNK_BYTES, module.LOG_WINDOW_BYTES),
+        (Stream.KEEPER, module.LOG_CHUNK_BYTES, module.LOG_WINDOW_BYTES),
+    ],
+)
+def test_no_more_than_a_window_is_on_its_way(a_replication, stream, chunk_bytes, window_bytes) -> None:
+    replication = a_replication(size=window_bytes * 3, stream=stream)
+    chunks = replication.next_chunks()
+    assert sum(chunk.size_bytes for chunk in chunks) == window_bytes
+    assert {chunk.size_bytes for chunk in chunks} == {chunk_bytes}
+    replication.confirmed({stream: 1000})
+    assert replication.next_chunks() == [ChunkToSend(stream, window_bytes, 1000)]
+
+
+def test_metrics_go_ahead_of_logs() -> None:
+    replication = Replication([METRICS, STDOUT, STDERR])
+    replication.grew({STDERR: 1, STDOUT: 1, METRICS: 1})
+    replication.link_came_up({})
+    assert [chunk.stream for chunk in replication.next_chunks()] == [METRICS, STDOUT, STDERR]
+    assert replication.streams == (METRICS, STDOUT, STDERR)
+
+
+def test_bytes_after_the_end_do_not_count(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.ended({METRICS: 12})
+    replication.grew({METRICS: 20})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 12)]
+
+
+def test_delivered_means_ended_and_everything_confirmed(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.confirmed({METRICS: 10})
+    assert not replication.is_delivered
+    replication.ended({METRICS: 12})
+    assert not replication.is_delivered
+    replication.confirmed({METRICS: 12})
+    assert replication.is_delivered
+
+
+def test_an_attempt_that_wrote_nothing_is_delivered_when_it_ends() -> None:
+    replication = Replication([METRICS, STDOUT])
+    replication.ended({METRICS: 0, STDOUT: 0})
+    assert replication.is_delivered
+
+
+def test_the_final_size_of_every_stream_is_needed() -> None:
+    with pytest.raises(KeyError):
+        Replication([METRICS, STDOUT]).ended({METRICS: 0})
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["grow", "confirm"]), st.integers(0, 2_000_000)),
+        max_size=20,
+    ),
+    st.sampled_from(list(Stream)),
+)
+def test_chunks_follow_each_other_without_gap_or_overlap(steps, stream) -> None:
+    replication = Replication([stream])
+    replication.link_came_up({})
+    size = sent = 0
+    for step, amount in steps:
+        if step == "grow":
+            size += amount
+            replication.grew({stream: size})
+        else:
+            replication.confirmed({stream: min(amount, sent)})
+        for chunk in replication.next_chunks():
+            assert chunk.offset == sent
+            sent += chunk.size_bytes
+        assert sent <= size

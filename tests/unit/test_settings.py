@@ -1,0 +1,98 @@
+"""The keeper's settings on their way through a job's environment."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_keeper.errors import SettingsInvalid
+from trial_keeper.settings import KeeperSettings, without_settings
+from trial_keeper.wire.messages import Stream
+
+# What an environment can hold.
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
+SECONDS = st.floats(0, allow_nan=False, allow_infinity=False)
+SETTINGS = st.builds(
+    KeeperSettings,
+    experiment_id=TEXT,
+    job_id=TEXT,
+    workspace=TEXT,
+    token=TEXT,
+    trial_id=TEXT,
+    collect_logs=st.booleans(),
+    relay_output=st.booleans(),
+    version_check=st.booleans(),
+    grace_s=SECONDS,
+    linger_s=SECONDS,
+)
+SOME = KeeperSettings("exp", "job", "/mnt/exp", "token", "trial")
+
+
+@given(SETTINGS, st.dictionaries(TEXT, TEXT))
+def test_what_is_written_is_read(settings: KeeperSettings, others: dict[str, str]) -> None:
+    assert KeeperSettings.from_environ(others | settings.to_environ()) == settings
+
+
+@given(SETTINGS)
+def test_only_texts_that_an_environment_can_hold_are_written(settings: KeeperSettings) -> None:
+    for name, value in settings.to_environ().items():
+        assert name.startswith("TRIAL_KEEPER_")
+        assert isinstance(value, str)
+
+
+def test_whole_seconds_are_seconds() -> None:
+    settings = replace(SOME, grace_s=3, linger_s=0)
+    assert KeeperSettings.from_environ(settings.to_environ()) == settings
+
+
+def test_what_has_a_default_may_be_absent() -> None:
+    environ = {name: value for name, value in SOME.to_environ().items() if not name.endswith("_S")}
+    assert KeeperSettings.from_environ(environ) == SOME
+
+
+def test_everything_that_is_missing_is_named_at_once() -> None:
+    with pytest.raises(SettingsInvalid) as caught:
+        KeeperSettings.from_environ({"TRIAL_KEEPER_JOB_ID": "job"})
+    for name in ("EXPERIMENT_ID", "WORKSPACE", "TOKEN", "TRIAL_ID"):
+        assert f"TRIAL_KEEPER_{name} is not set" in str(caught.value)
+    assert "JOB_ID is not" not in str(caught.value)
+    assert "nnictl create" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("COLLECT_LOGS", "True", "not true or false"),
+        ("COLLECT_LOGS", "", "not true or false"),
+        ("GRACE_S", "soon", "not a number of seconds"),
+        ("GRACE_S", "-1", "from 0 on"),
+        ("LINGER_S", "nan", "from 0 on"),
+        ("LINGER_S", "inf", "from 0 on"),
+        ("TRIAL_ID", "", "empty"),
+    ],
+)
+def test_what_cannot_be_meant_is_named_with_its_value(name: str, text: str, complaint: str) -> None:
+    with pytest.raises(SettingsInvalid, match=complaint) as caught:
+        KeeperSettings.from_environ(SOME.to_environ() | {f"TRIAL_KEEPER_{name}": text})
+    assert f"TRIAL_KEEPER_{name} is {text!r}" in str(caught.value)
+
+
+def test_all_mistakes_are_told_together() -> None:
+    environ = SOME.to_environ() | {"TRIAL_KEEPER_GRACE_S": "x", "TRIAL_KEEPER_RELAY_OUTPUT": "y"}
+    del environ["TRIAL_KEEPER_TOKEN"]
+    with pytest.raises(SettingsInvalid, match=r"TOKEN.*RELAY_OUTPUT.*GRACE_S"):
+        KeeperSettings.from_environ(environ)
+
+
+@given(st.dictionaries(TEXT, TEXT), SETTINGS)
+def test_a_trial_gets_none_of_them(others: dict[str, str], settings: KeeperSettings) -> None:
+    passed_on = without_settings(others | settings.to_environ())
+    assert not passed_on.keys() & settings.to_environ().keys()
+    assert passed_on == without_settings(others)
+
+
+def test_metrics_are_always_replicated_and_first() -> None:
+    assert SOME.streams == (Stream.METRICS,)
+    assert replace(SOME, collect_logs=True).streams[0] is Stream.METRICS
+    assert set(replace(SOME, collect_logs=True).streams) == set(Stream)
