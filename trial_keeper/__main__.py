@@ -1,5 +1,6 @@
 """`trial-keeper`: the first process of a task. Started by a job, told what to do by its environment."""
 
+import contextlib
 import os
 import sys
 import time
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from trial_keeper import __version__
 from trial_keeper.cluster_environment import task_identity
-from trial_keeper.errors import KeeperError, UserMistake, VersionMismatch, WorkspaceMissing
+from trial_keeper.errors import KeeperBug, KeeperError, UserMistake, VersionMismatch, WorkspaceMissing
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import TrialEnded
 from trial_keeper.wire.reasons import ExitReason
@@ -44,6 +45,7 @@ example:
 def main(arguments: list[str] | None = None) -> int:
     """Run one job; the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _open_standard_descriptors()
     match arguments:
         case []:
             return _run_job()
@@ -53,8 +55,21 @@ def main(arguments: list[str] | None = None) -> int:
         case ["--version"]:
             print(f"trial-keeper {__version__}")
             return 0
-    print(f"cannot use {' '.join(arguments)!r}: trial-keeper takes --help or --version only", file=sys.stderr)
+    _complain(f"cannot use {' '.join(arguments)!r}: trial-keeper takes --help or --version only")
     return UserMistake.exit_code
+
+
+def _open_standard_descriptors() -> None:
+    """Whoever starts a keeper with one of them closed would find the keeper's files under its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+def _complain(text: str) -> None:
+    # Nobody may be reading: the exit code still says it.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace"))
 
 
 def _run_job() -> int:
@@ -62,8 +77,15 @@ def _run_job() -> int:
         settings = KeeperSettings.from_environ(os.environ)
         return _run_trial(settings)
     except KeeperError as error:
-        print(f"trial-keeper: {error}", file=sys.stderr, flush=True)
+        _complain(f"trial-keeper: {error}")
         return error.exit_code
+    except Exception:  # noqa: BLE001 - any code but this one would pass for the trial's own
+        import traceback
+
+        _complain(
+            f"{traceback.format_exc()}trial-keeper: cannot go on: {KeeperBug()} Report it, with these lines."
+        )
+        return KeeperBug.exit_code
 
 
 def _run_trial(settings: KeeperSettings) -> int:

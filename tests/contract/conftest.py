@@ -18,9 +18,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from nni_manager.domain.receiving import Commit, Receiver
 
 import trial_keeper.core.replication as replication_module
+from nni_manager.domain.receiving import Commit, Receiver
 from nni_sdk import records
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import AttemptKey, Stream

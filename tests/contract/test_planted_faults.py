@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from hypothesis import Phase
-from nni_manager.domain.receiving import Commit, Receiver, StreamBroken
 
 import trial_keeper.core.replication as replication_module
+from nni_manager.domain.receiving import Commit, Receiver, StreamBroken
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 

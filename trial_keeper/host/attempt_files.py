@@ -3,11 +3,11 @@
 import contextlib
 import errno
 import os
-import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from trial_keeper.errors import UserMistake, WorkspaceMissing, WorkspaceNotWritable
+from trial_keeper.errors import SettingsInvalid, UserMistake, WorkspaceMissing, WorkspaceNotWritable
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import AttemptFolder, DocumentInvalid, TrialDocument, Workspace
 
@@ -44,8 +44,12 @@ def read_trial(workspace: Workspace, trial_id: str) -> TrialDocument:
 
     Raises:
         WorkspaceMissing: its document is not there or is not one.
+        SettingsInvalid: no trial can have this id.
     """
-    path = workspace.trial(trial_id).trial_json
+    try:
+        path = workspace.trial(trial_id).trial_json
+    except ValueError as error:
+        raise SettingsInvalid(f"cannot run trial {trial_id!r}: {error}") from error
     try:
         return TrialDocument.from_bytes(read_shared(path))
     except DocumentInvalid as error:
@@ -59,7 +63,9 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
 
     Raises:
         WorkspaceNotWritable: the storage is read-only, full, or belongs to another user.
+        WorkspaceMissing: the parameters are not there.
     """
+    parameters = read_shared(workspace.trial(trial_id).parameter_cfg)
     number = 0
     try:
         while True:
@@ -76,7 +82,7 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
             path = folder.stream(stream)
             path.parent.mkdir(exist_ok=True)
             path.touch()
-        shutil.copyfile(workspace.trial(trial_id).parameter_cfg, folder.parameter_cfg)
+        folder.parameter_cfg.write_bytes(parameters)
     except OSError as error:
         raise not_writable(workspace.root, error) from error
     return key, folder
@@ -96,24 +102,33 @@ def not_writable(path: Path, error: OSError) -> UserMistake:
 
 
 class Tail:
-    """The growing files of one attempt. Polled: shared storage tells nobody when a file grows."""
+    """The growing files of one attempt. Polled: shared storage tells nobody when a file grows.
+
+    A storage that fails for the moment, or a trial that removes its files, looks like a file that does not grow.
+    """
 
     def __init__(self, folder: AttemptFolder, streams: tuple[Stream, ...]) -> None:
         self._paths = {stream: folder.stream(stream) for stream in streams}
         self._descriptors: dict[Stream, int] = {}
+        self._sizes = dict.fromkeys(streams, 0)
 
     def sizes(self) -> dict[Stream, int]:
         """The sizes at this moment, in bytes."""
-        return {stream: self._size(stream) for stream in self._paths}
+        for stream in self._paths:
+            with self._reopening(stream):
+                self._sizes[stream] = os.fstat(self._descriptor(stream)).st_size
+        return dict(self._sizes)
 
     def read(self, stream: Stream, offset: int, size_bytes: int) -> bytes:
-        """Bytes of a stream; fewer than asked for only if somebody cut the file."""
-        descriptor = self._descriptor(stream)
-        return b"" if descriptor is None else os.pread(descriptor, size_bytes, offset)
+        """Bytes of a stream; fewer than asked for only if somebody cut the file, or it cannot be read now."""
+        data = b""
+        with self._reopening(stream):
+            data = os.pread(self._descriptor(stream), size_bytes, offset)
+        return data
 
     def last_text(self, stream: Stream, longest_bytes: int) -> str:
         """The end of a stream as text, from the beginning of a line where it can."""
-        size = self._size(stream)
+        size = self.sizes()[stream]
         data = self.read(stream, max(size - longest_bytes, 0), longest_bytes)
         if size > longest_bytes and b"\n" in data[:-1]:
             data = data[data.index(b"\n") + 1 :]
@@ -124,15 +139,20 @@ class Tail:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
-    def _size(self, stream: Stream) -> int:
-        descriptor = self._descriptor(stream)
-        return 0 if descriptor is None else os.fstat(descriptor).st_size
-
-    def _descriptor(self, stream: Stream) -> int | None:
+    def _descriptor(self, stream: Stream) -> int:
         descriptor = self._descriptors.get(stream)
         if descriptor is None:
-            # A trial may have removed the file: then there is nothing to read until it makes it again.
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(self._paths[stream], os.O_RDONLY | os.O_CLOEXEC)
-                self._descriptors[stream] = descriptor
+            descriptor = os.open(self._paths[stream], os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptors[stream] = descriptor
         return descriptor
+
+    @contextlib.contextmanager
+    def _reopening(self, stream: Stream) -> Iterator[None]:
+        """Whatever fails, the next look begins with a fresh descriptor: a stale one of NFS never recovers."""
+        try:
+            yield
+        except OSError:
+            descriptor = self._descriptors.pop(stream, None)
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -35,7 +34,7 @@ from trial_keeper.core.events import (
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.host.attempt_files import Tail, not_writable
-from trial_keeper.host.process import TrialProcess
+from trial_keeper.host.process import TrialProcess, adopt_orphans
 from trial_keeper.host.relay import Relay
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream
@@ -76,11 +75,13 @@ class Host:
         self._keeper = Keeper(settings)
         self._tail = Tail(folder, tuple(Stream))
         self._process: TrialProcess | None = None
-        self._relay: Relay | None = None
+        self._stdout = Relay(1, folder.stream(Stream.STDOUT)) if settings.relay_output else None
+        self._stderr = Relay(2, folder.stream(Stream.STDERR) if settings.relay_output else None)
         self._link: ManagerLink | None = None
         self._waiting_for_loop: list[Effect] = []
         self._early_signals: list[int] = []
         self._exit_code: int | None = None
+        self._failure: Exception | None = None
         self._done = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._sizes: Offsets = {}
@@ -92,10 +93,17 @@ class Host:
         self._handle(TrialAssigned(self._key))
 
     async def run(self) -> int:
-        """Go on until the keeper decides to end; its exit code."""
-        from trial_keeper.host.link import (
-            ManagerLink,
-        )  # gRPC takes 80 ms to import, while the trial already runs
+        """Go on until the keeper decides to end; its exit code. Whatever is raised, the trial is gone afterwards."""
+        adopt_orphans()
+        try:
+            return await self._run()
+        finally:
+            if self._process is not None:
+                self._process.signal(kill=True)
+
+    async def _run(self) -> int:
+        # gRPC takes 80 ms to import, while the trial already runs.
+        from trial_keeper.host.link import ManagerLink
 
         loop = asyncio.get_running_loop()
         self._link = ManagerLink(self._workspace, self._settings, self._handle)
@@ -116,16 +124,23 @@ class Host:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
             await self._link.close()
-            if self._relay is not None:
-                await loop.run_in_executor(None, self._relay.finish)
+            relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
+            await asyncio.gather(*(loop.run_in_executor(None, relay.finish) for relay in relays))
             self._tail.close()
+        if self._failure is not None:
+            raise self._failure
         return self._exit_code or 0
 
     # ---- events
 
     def _handle(self, event: Event) -> None:
-        self._perform(self._keeper.handle(event, time.monotonic()))
-        self._set_timer()
+        try:
+            self._perform(self._keeper.handle(event, time.monotonic()))
+            self._set_timer()
+        except Exception as error:  # noqa: BLE001 - raised again by `run`
+            # Whoever posted the event could only lose it, and leave a keeper that neither works nor ends.
+            self._failure = self._failure or error
+            self._done.set()
 
     def _set_timer(self) -> None:
         if self._link is None or self._done.is_set():
@@ -142,7 +157,7 @@ class Host:
         status = self._process.poll() if self._process is not None else None
         if self._process is None or status is None:
             return
-        # What is left of its group would write on into files whose size is final now.
+        # What is left of it would write on into files whose size is final now.
         self._process.signal(kill=True)
         self._process = None
         self._handle(
@@ -169,6 +184,8 @@ class Host:
             else:
                 poll_s = min(poll_s * _SLOWING, LONGEST_POLL_S)
             await asyncio.sleep(poll_s)
+            # The last process of a group need not be a child of this one, so its end comes without a signal.
+            self._look_at_process()
 
     async def _watch_manager(self) -> None:
         seen = self._manager_stamp()
@@ -223,10 +240,6 @@ class Host:
         except KeeperError as error:
             self._handle(SpawnFailed(self._key, time.time(), error.exit_code, str(error)))
             return
-        if self._settings.relay_output:
-            self._relay = Relay(
-                [(self._folder.stream(Stream.STDOUT), 1), (self._folder.stream(Stream.STDERR), 2)]
-            )
         self._handle(TrialSpawned(self._key, time.time()))
 
     def _opened_link(self) -> "ManagerLink":
@@ -247,12 +260,21 @@ class Host:
 
     def _send_chunk(self, effect: SendChunk) -> None:
         chunk = effect.chunk
+        if not self._keeper.link.is_up:
+            return  # an earlier chunk of the same round could not be read
         data = self._tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
-        self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
+        if len(data) == chunk.size_bytes:
+            self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
+        else:
+            # What follows would leave a hole: begin again from what the manager has.
+            self._opened_link().drop(
+                f"cannot read {chunk.size_bytes} bytes of {chunk.stream.value} at {chunk.offset}: somebody cut the file, "
+                "or the shared storage fails; check the shared storage"
+            )
 
     def _log(self, effect: LogDecision) -> None:
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{self._key}] {effect.text}\n"
-        _say(line)
+        self._stderr.say(line)
         if effect.key is not None:
             self._writing(partial(_append, self._folder.stream(Stream.KEEPER), line))
 
@@ -261,13 +283,7 @@ class Host:
         try:
             write()
         except OSError as error:
-            _say(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
-
-
-def _say(line: str) -> None:
-    # Nobody may be reading any more, or the disk under a log file may be full: no reason to end a trial.
-    with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), line.encode())
+            self._stderr.say(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
 
 
 def _append(path: os.PathLike[str], line: str) -> None:

@@ -61,6 +61,12 @@ class ManagerLink:
         """Queue a message. The queue is as short as the replication windows are small."""
         self._outgoing.put_nowait(message)
 
+    def drop(self, cause: str) -> None:
+        """Let go of the stream that is up, without waiting for its end."""
+        if self._task is not None:
+            self._task.cancel()
+        self._post(LinkLost(cause))
+
     async def close(self) -> None:
         """End the stream, if there is one."""
         if self._task is not None:
@@ -69,25 +75,30 @@ class ManagerLink:
                 await self._task
 
     async def _run(self) -> None:
+        self._post(await self._outcome())
+
+    async def _outcome(self) -> LinkLost | LinkRefused:
+        """Talk until the stream ends; why it did."""
         try:
             document = ManagerDocument.from_bytes(self._workspace.manager_json.read_bytes())
         except (OSError, DocumentInvalid) as error:
-            self._post(LinkLost(f"cannot read {self._workspace.manager_json}: {error}"))
-            return
+            return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
         address = document.addresses[self._tries % len(document.addresses)]
         self._tries += 1
         async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
             try:
+                await asyncio.wait_for(_connected(channel, address), CONNECT_TIMEOUT_S)
                 await self._talk(channel)
             except (TimeoutError, asyncio.TimeoutError):
-                self._post(LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s"))
+                return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
+            except ConnectionError as error:
+                return LinkLost(str(error))
             except grpc.aio.AioRpcError as error:
                 outcome = LinkRefused if error.code() in _REFUSALS else LinkLost
-                self._post(outcome(error.details() or error.code().name))
+                return outcome(error.details() or error.code().name)
             except MessageInvalid as error:
-                self._post(LinkRefused(str(error)))
-            else:
-                self._post(LinkLost(f"{address} closed the stream"))
+                return LinkRefused(str(error))
+            return LinkLost(f"{address} closed the stream")
 
     async def _talk(self, channel: grpc.aio.Channel) -> None:
         metadata = ((JOB_KEY, self._settings.job_id), (TOKEN_KEY, self._settings.token))
@@ -108,3 +119,15 @@ class ManagerLink:
     async def _requests(self) -> AsyncIterator[pb.ConnectRequest]:
         while True:
             yield keeper_message_to_pb(await self._outgoing.get())
+
+
+async def _connected(channel: grpc.aio.Channel, address: str) -> None:
+    """Wait until the channel is connected. gRPC would try again by itself; when to do so is the keeper's decision.
+
+    Raises:
+        ConnectionError: nobody listens there.
+    """
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise ConnectionError(f"nobody listens at {address}")
+        await channel.wait_for_state_change(state)

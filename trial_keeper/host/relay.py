@@ -1,6 +1,8 @@
-"""The trial's output once more, on the keeper's own stdout and stderr, where clusters look for it."""
+"""What appears on the keeper's own stdout and stderr, where clusters look for it."""
 
+import contextlib
 import os
+import queue
 import threading
 from pathlib import Path
 
@@ -11,33 +13,48 @@ _LONGEST_DRAIN_S = 5.0
 
 
 class Relay:
-    """A thread that copies files to descriptors while they grow. A full pipe stops the relay and nothing else."""
+    """The only writer of one descriptor: a thread, so that a full pipe stops the relay and nothing else.
 
-    def __init__(self, copies: list[tuple[Path, int]]) -> None:
-        """`copies`: which file goes to which descriptor. The files exist."""
-        self._copies = [
-            (os.open(path, os.O_RDONLY | os.O_CLOEXEC), descriptor) for path, descriptor in copies
-        ]
+    It copies a file while it grows and writes lines in between. When nobody reads any more, or the disk under the descriptor
+    is full, it ends: the workspace has it all the same.
+    """
+
+    def __init__(self, target: int, source: Path | None = None) -> None:
+        """`target`: the descriptor. `source`: the file to copy, which exists; None for lines only."""
+        self._target = target
+        self._source = None if source is None else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._has_news = threading.Event()
         self._no_more_comes = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"relay {target}", daemon=True)
         self._thread.start()
 
+    def say(self, line: str) -> None:
+        """Write a line. Returns at once."""
+        self._lines.put(line.encode(errors="replace"))
+        self._has_news.set()
+
     def finish(self) -> None:
-        """Copy the rest and end; waits for a slow reader no longer than a few seconds."""
+        """Write the rest and end; waits for a slow reader no longer than a few seconds."""
         self._no_more_comes.set()
+        self._has_news.set()
         self._thread.join(_LONGEST_DRAIN_S)
 
     def _run(self) -> None:
-        try:
-            while True:
-                is_last_round = self._no_more_comes.wait(_LOOK_AGAIN_S)
-                for source, target in self._copies:
-                    while data := os.read(source, _COPY_BYTES):
-                        _write_all(target, data)
-                if is_last_round:
-                    return
-        except BrokenPipeError:
-            return  # nobody reads the keeper's output; the files have it all the same
+        with contextlib.suppress(OSError):
+            is_last_round = False
+            while not is_last_round:
+                self._has_news.wait(None if self._source is None else _LOOK_AGAIN_S)
+                self._has_news.clear()
+                is_last_round = self._no_more_comes.is_set()
+                self._copy()
+                while not self._lines.empty():
+                    _write_all(self._target, self._lines.get())
+
+    def _copy(self) -> None:
+        if self._source is not None:
+            while data := os.read(self._source, _COPY_BYTES):
+                _write_all(self._target, data)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

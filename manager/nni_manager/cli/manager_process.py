@@ -18,7 +18,7 @@ from nni_manager.cli.client import ManagerClient, ManagerSilent
 from nni_manager.cli.experiments import KnownExperiment
 from nni_manager.cli.preflight import HOST, ports_are_free
 from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.folders import ExperimentFolder, Registry
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentConfig
@@ -74,7 +74,7 @@ def create_experiment(
             raise UserMistake(
                 f"cannot make {error.filename or folder.path}: {error.strerror}; choose another logDir, or mend its disk"
             ) from error
-        return start_manager(folder, ports, debug)
+        return start_manager(folder, ports, debug, is_new=True)
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         Registry.of_user().remove(folder.experiment_id)
@@ -84,8 +84,12 @@ def create_experiment(
         raise
 
 
-def start_manager(folder: ExperimentFolder, ports: Iterable[int], debug: bool) -> KnownExperiment:
+def start_manager(
+    folder: ExperimentFolder, ports: Iterable[int], debug: bool, *, is_new: bool = False
+) -> KnownExperiment:
     """The experiment with a manager that is ready, on the first of `ports` that nobody else takes meanwhile.
+
+    When it does not come to that, trials of a new experiment are stopped, and those of an older one are left alone.
 
     Raises:
         ManagerFailed: it did not become ready, and has ended.
@@ -93,7 +97,7 @@ def start_manager(folder: ExperimentFolder, ports: Iterable[int], debug: bool) -
     failure: ManagerFailed | None = None
     for port in ports:
         try:
-            return _start_on(folder, port, debug)
+            return _start_on(folder, port, debug, is_new)
         except ManagerFailed as error:
             failure = error
             if ports_are_free(port):
@@ -101,7 +105,7 @@ def start_manager(folder: ExperimentFolder, ports: Iterable[int], debug: bool) -
     raise failure or ManagerFailed()
 
 
-def _start_on(folder: ExperimentFolder, port: int, debug: bool) -> KnownExperiment:
+def _start_on(folder: ExperimentFolder, port: int, debug: bool, is_new: bool) -> KnownExperiment:
     stderr_before = folder.manager_stderr.stat().st_size if folder.manager_stderr.exists() else 0
     child: subprocess.Popen[bytes] | None = None
     try:
@@ -120,7 +124,7 @@ def _start_on(folder: ExperimentFolder, port: int, debug: bool) -> KnownExperime
         return _wait_until_ready(folder, child, stderr_before)
     except BaseException:
         if child is not None:
-            _end_half_started(folder, child)
+            _end_half_started(folder, child, is_new)
         raise
 
 
@@ -153,20 +157,23 @@ def _last_words(stderr: Path, since: int, exit_code: int) -> str:
     return f"cannot start the manager: it ended with exit code {exit_code}: {last}; try again with --debug, and report it if that fails too"
 
 
-def _end_half_started(folder: ExperimentFolder, child: subprocess.Popen[bytes]) -> None:
-    """End a manager that nobody will be told of. Once it is ready it may have started trials, so it ends those first."""
-    with contextlib.suppress(ManagerSilent, subprocess.TimeoutExpired):
-        process = folder.process()
-        if process is not None and process.pid == child.pid:
-            ManagerClient(folder.experiment_id, process).delete("/experiment")
-            child.wait(_LEFT_WITHIN_S)
-    if child.poll() is None:
-        child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_LEFT_WITHIN_S)
-    if child.poll() is None:
-        child.kill()
-        child.wait()
+def _end_half_started(folder: ExperimentFolder, child: subprocess.Popen[bytes], is_new: bool) -> None:
+    if is_new:
+        # Its first trials may run already. Only a manager that is ready can stop them, so it gets the time to be.
+        gives_up_at_s = time.monotonic() + _LEFT_WITHIN_S
+        while child.poll() is None and time.monotonic() < gives_up_at_s:
+            process = folder.process()
+            if process is not None and process.pid == child.pid:
+                with contextlib.suppress(ManagerSilent, subprocess.TimeoutExpired):
+                    ManagerClient(folder.experiment_id, process).delete("/experiment")
+                    child.wait(STOPPED_WITHIN_S)
+                break
+            time.sleep(_POLL_S)
+    for end in (child.terminate, child.kill):
+        if child.poll() is None:
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_LEFT_WITHIN_S)
 
 
 def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:

@@ -16,10 +16,6 @@ def reward(value: str) -> float | None:
         if isinstance(metric, bool) or not isinstance(metric, (int, float)):
             return None
         number = float(metric)
-    except (
-        ValueError,
-        RecursionError,
-        OverflowError,
-    ):  # no JSON, nested too deeply, an int beyond all floats
-        return None
+    except (ValueError, RecursionError, OverflowError):
+        return None  # no JSON, or nested too deeply, or an int beyond all floats
     return number if math.isfinite(number) else None

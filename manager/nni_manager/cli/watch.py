@@ -1,0 +1,270 @@
+"""Following an experiment: a live view on a terminal, one line per event elsewhere, and what it all came to."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nni_manager.cli import output
+from nni_manager.cli.client import ManagerSilent
+from nni_manager.cli.experiments import KnownExperiment, stored_status, stored_summary
+from nni_manager.errors import NniManagerError, TryAgain, UserMistake
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Summary = Mapping[str, Any]
+Document = Mapping[str, Any]
+
+# A screen is redrawn often enough to look alive, and seldom enough to cost nothing.
+REDRAW_EVERY_S = 0.25
+_OVER = ("DONE", "ERROR", "STOPPED")
+_ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
+_WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
+_COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
+# A manager that is busy for longer than this is not just busy.
+_SILENT_FOR_S = 30.0
+
+
+class ManagerGone(TryAgain):
+    """cannot follow the experiment any more: its manager is gone; its trials go on, and `nnictl resume` finds them"""
+
+
+class NothingSucceeded(UserMistake):
+    """cannot finish the experiment; see why its trials failed"""
+
+
+class View(Protocol):
+    """Something that shows an experiment as it goes on."""
+
+    def __enter__(self) -> View:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End; what was shown last stays."""
+
+    def show(self, summary: Summary) -> None:
+        """The experiment as it is now."""
+
+
+def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S) -> Summary:
+    """Show the experiment until it is over and no trial of it runs; the last summary.
+
+    Raises:
+        ManagerGone: its manager died, or does not answer.
+    """
+    client = known.client()
+    if client is None:
+        return stored_summary(known.folder)
+    answered_at_s = time.monotonic()
+    with _view() as view:
+        while True:
+            try:
+                summary: Summary = client.summary()
+                answered_at_s = time.monotonic()
+            except ManagerSilent as error:
+                if known.folder.running_process() is None:
+                    return _summary_without_manager(known, view)
+                if time.monotonic() - answered_at_s > _SILENT_FOR_S:
+                    raise ManagerGone(
+                        f"cannot follow experiment {known.experiment_id}: its manager has not answered for "
+                        f"{_SILENT_FOR_S:.0f} s; it may still run, look again with `nnictl top {known.experiment_id}`"
+                    ) from error
+            else:
+                view.show(summary)
+                counts = summary["counts"]
+                if summary["status"] in _OVER and not counts["RUNNING"] and not counts["WAITING"]:
+                    return summary
+            time.sleep(every_s)
+
+
+def _summary_without_manager(known: KnownExperiment, view: View) -> Summary:
+    if stored_status(known.folder)["isOver"]:
+        # Somebody else stopped it.
+        summary = stored_summary(known.folder)
+        view.show(summary)
+        return summary
+    raise ManagerGone(
+        f"cannot follow experiment {known.experiment_id}: its manager (process {known.manager and known.manager.pid}) died; "
+        f"its trials go on, `nnictl resume {known.experiment_id} --foreground` finds them; what it said is in {known.folder.log}"
+    )
+
+
+def _view() -> View:
+    return _LiveView() if sys.stdout.isatty() else _Lines()
+
+
+def ended(summary: Summary) -> int:
+    """How many trials are over."""
+    return sum(summary["counts"].get(state, 0) for state in _ENDED)
+
+
+def of_all(summary: Summary) -> str:
+    """How far it is: 3/20, or 3 when there is no limit."""
+    limit = summary["maxTrialNum"]
+    return str(ended(summary)) if limit is None else f"{ended(summary)}/{limit}"
+
+
+def why(trial: Document) -> str:
+    """Why a trial failed, on one line: how it ended, and the last line it wrote to stderr."""
+    reason, code = trial["reason"] or trial["state"], trial["exitCode"]
+    how = {"non-zero exit": f"exit code {code}", "signal": f"signal (exit code {code})"}.get(reason, reason)
+    lines = (trial["message"] or "").strip().splitlines()
+    return f"{how}: {lines[-1].strip()}" if lines else how
+
+
+class _Lines:
+    """For logs: one line whenever a trial ended or the experiment's state changed."""
+
+    def __init__(self) -> None:
+        self._shown: object = None
+        self._told: set[str] = set()
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, summary: Summary) -> None:
+        """Print what is new."""
+        for trial in reversed(summary["latestFailures"]):
+            if trial["id"] not in self._told:
+                self._told.add(trial["id"])
+                output.warning(f"trial {trial['id']} failed: {why(trial)}")
+        for problem in [summary["problem"], *summary["errors"]]:
+            if problem and problem not in self._told:
+                self._told.add(problem)
+                output.warning(problem.strip().splitlines()[0])
+        news = (summary["status"], ended(summary))
+        if news == self._shown:
+            return
+        self._shown = news
+        parts = [f"{of_all(summary)} ended", f"{summary['counts']['RUNNING']} running"]
+        if summary["best"] is not None:
+            parts.append(f"best {output.number(summary['best']['value'])} (trial {summary['best']['id']})")
+        state = "" if summary["status"] == "RUNNING" else f" {summary['status']}"
+        output.plain(f"[{output.clock(summary['elapsedS'])}]{state} {', '.join(parts)}")
+
+
+class _LiveView:
+    """For a terminal: a few lines that are redrawn in place."""
+
+    def __init__(self) -> None:
+        from rich.live import Live
+
+        self._live = Live(console=output.console(), auto_refresh=False)
+
+    def __enter__(self) -> View:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, summary: Summary) -> None:
+        """Redraw."""
+        self._live.update(draw(summary), refresh=True)
+
+
+def draw(summary: Summary) -> RenderableType:
+    """The live view of a summary."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    status = summary["status"]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    name = f"{summary['id']} {summary['name']}  "
+    grid.add_row("experiment", Text.assemble(name, (status, _COLORS.get(status, "yellow"))))
+    limit = summary["maxTrialNum"]
+    if limit:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=limit, completed=min(ended(summary), limit), width=40), of_all(summary))
+        grid.add_row("trials", bar)
+    counts = [(state, count) for state, count in summary["counts"].items() if count]
+    pieces = [
+        (f"{count} {_WORDS.get(state, state.lower())}  ", _COLORS.get(state, "yellow"))
+        for state, count in counts
+    ]
+    grid.add_row("" if limit else "trials", Text.assemble(*pieces) if pieces else Text("none yet"))
+    grid.add_row("time", Text(_time(summary)))
+    best = summary["best"]
+    if best is not None:
+        grid.add_row(
+            "best", Text.assemble((output.number(best["value"]), "bold green"), f"  trial {best['id']}  ")
+        )
+        grid.add_row("", Text(output.parameters(best["parameters"]), style="dim"))
+    for trial in summary["latestFailures"][:1]:
+        grid.add_row("last failure", Text(f"trial {trial['id']}: {why(trial)}", style="red"))
+    for problem in [summary["problem"], *summary["errors"]]:
+        if problem:
+            grid.add_row("problem", Text(problem.strip().splitlines()[0], style="red"))
+    return grid
+
+
+def _time(summary: Summary) -> str:
+    elapsed, limit = summary["elapsedS"], summary["maxExecDurationS"]
+    left = "" if limit is None else f", {output.clock(limit - elapsed)} left"
+    return f"{output.clock(elapsed)}{left}"
+
+
+def trial_cells(trial: Document) -> list[str]:
+    """A trial as a row: value, how long it took, parameters."""
+    duration = ""
+    if "startTime" in trial and "endTime" in trial:
+        duration = output.clock((trial["endTime"] - trial["startTime"]) / 1000)
+    return [output.number(trial["value"]), duration, output.parameters(trial["parameters"])]
+
+
+def show_results(summary: Summary, known: KnownExperiment) -> None:
+    """The best trials, and where everything lies."""
+    if summary["top"]:
+        rows = [
+            [str(place), trial["id"], *trial_cells(trial)] for place, trial in enumerate(summary["top"], 1)
+        ]
+        headings = ["#", "trial", "value", "time", "parameters"]
+        output.plain()
+        output.console().print(output.table(headings, rows, right=("#", "value", "time")))
+        output.plain()
+    name = known.experiment_id
+    output.plain(f"All trials:       nnictl trial ls {name}")
+    output.plain(f"Output of one:    nnictl log trial {name} --trial-id TRIAL")
+    output.plain(f"Everything in:    {known.folder.path}")
+
+
+def verdict(summary: Summary) -> NniManagerError | None:
+    """Why the experiment did not do what it was made for; None when it is DONE and at least one trial succeeded."""
+    name = summary["id"]
+    if summary["status"] == "ERROR":
+        # A traceback's last line is what was raised.
+        lines = [line for error in summary["errors"] for line in error.strip().splitlines()]
+        last = f" ({lines[-1].strip()})" if len(lines) > 1 else ""
+        return NothingSucceeded(
+            f"cannot finish experiment {name}: {lines[0] if lines else 'it failed'}{last}"
+        )
+    if summary["status"] == "STOPPED":
+        return NothingSucceeded(
+            f"cannot finish experiment {name}: it was stopped after {of_all(summary)} trials; "
+            f"`nnictl resume {name}` goes on"
+        )
+    if summary["counts"]["SUCCEEDED"]:
+        return None
+    failures = summary["latestFailures"]
+    if not failures:
+        return NothingSucceeded(
+            f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded, and none failed; "
+            f"`nnictl trial ls {name}` shows how each ended"
+        )
+    trial = failures[0]
+    return NothingSucceeded(
+        f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded; the last one ({trial['id']}): "
+        f"{why(trial)}; `nnictl log trial {name} --trial-id {trial['id']} --stream stderr` shows all it wrote"
+    )

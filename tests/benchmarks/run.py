@@ -1,0 +1,23 @@
+"""`make bench`: every measurement, one table. Fails when a goal is missed."""
+
+import sys
+
+from bench_experiment import report_to_row, turnaround
+from bench_sdk import decode_cost, import_cost, report_cost
+from table import render
+
+MEASUREMENTS = (report_cost, import_cost, decode_cost, turnaround, report_to_row)
+
+
+def main() -> int:
+    """Measure and print; 1 when a goal is missed."""
+    rows = []
+    for measure in MEASUREMENTS:
+        print(f"measuring: {(measure.__doc__ or '').splitlines()[0]}", file=sys.stderr, flush=True)
+        rows += measure()
+    print(render(rows))
+    return 0 if all(row.holds for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Training code written for NNI, as its users have it: with our SDK under NNI's name, and with the real `nni` package."""
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NNI_VERSION = "3.0"
+
+# The shape of NNI's own examples: defaults from argparse, overridden by the tuner; a dict metric; numpy scalars; a NaN.
+STOCK_SCRIPT = """
+import argparse
+import logging
+{imports}
+import numpy as np
+
+logger = logging.getLogger("mnist_AutoML")
+
+def main(args):
+    for epoch in range(args["epochs"]):
+        accuracy = np.float64(args["lr"]) * (epoch + 1)
+        nni.report_intermediate_result(accuracy)
+        logger.debug("test accuracy %g", accuracy)
+    nni.report_intermediate_result({{"default": float(accuracy), "note": "it's fine", "loss": 0.5}})
+    nni.report_intermediate_result(float("nan"))
+    nni.report_final_result({{"default": float(accuracy), "sequence": nni.get_sequence_id()}})
+
+def get_params():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--epochs", type=int, default=3)
+    args, _ = parser.parse_known_args()
+    return args
+
+if __name__ == "__main__":
+    tuner_params = nni.get_next_parameter()
+    logger.debug(tuner_params)
+    assert nni.get_experiment_id() == "TESTEXPT"
+    assert len(nni.get_trial_id()) == 5
+    params = vars(merge_parameter(get_params(), tuner_params))
+    main(params)
+"""
+SPACE = {
+    "lr": {"_type": "loguniform", "_value": [0.001, 0.1]},
+    "epochs": {"_type": "choice", "_value": [2, 3, 4]},
+}
+OURS = "import nni_sdk as nni\nfrom nni_sdk.utils import merge_parameter"
+THEIRS = "import nni\nfrom nni.utils import merge_parameter"
+
+
+def run(a_real_experiment, imports, python):
+    """Two trials; per trial its parameters and the rows that count."""
+    experiment = a_real_experiment(
+        STOCK_SCRIPT.format(imports=imports),
+        space=SPACE,
+        trialConcurrency=1,
+        maxTrialNum=2,
+        trial={"command": f"{python} train.py", "codeDir": "."},
+    )
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    trials = experiment.get("/trial-jobs")
+    assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 2, trials
+    return [
+        (
+            trial["parameters"],
+            [
+                (row.is_final, row.sequence, row.parameter_id, row.value)
+                for row in experiment.rows(trial["id"])
+            ],
+        )
+        for trial in trials
+    ]
+
+
+def test_a_stock_script_runs_unchanged_with_our_sdk_under_nnis_name(a_real_experiment):
+    trials = run(a_real_experiment, OURS, sys.executable)
+    for number, (parameters, rows) in enumerate(trials):
+        best = parameters["lr"] * parameters["epochs"]
+        values = [json.loads(value) for _, _, _, value in rows]
+        assert values[: parameters["epochs"]] == [
+            parameters["lr"] * (epoch + 1) for epoch in range(parameters["epochs"])
+        ]
+        assert values[-3] == {"default": best, "note": "it's fine", "loss": 0.5}
+        assert values[-2] != values[-2]
+        assert values[-1] == {"default": best, "sequence": number}
+        assert [is_final for is_final, *_ in rows] == [False] * (len(rows) - 1) + [True]
+
+
+@pytest.fixture(scope="session")
+def python_with_nni():
+    """A Python of its own in which the real `nni` is installed; made once per virtual environment."""
+    folder = Path(sys.prefix) / "peers" / f"nni-{NNI_VERSION}"
+    python = folder / "bin" / "python"
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+            installed = subprocess.run(
+                [python, "-m", "pip", "install", "--quiet", f"nni=={NNI_VERSION}"],
+                capture_output=True,
+                text=True,
+            )
+            if installed.returncode != 0:
+                pytest.skip(
+                    f"nni {NNI_VERSION} cannot be installed here: {installed.stderr.strip().splitlines()[-1:]}"
+                )
+            imported = subprocess.run([python, "-c", "import nni"], capture_output=True, text=True)
+            if imported.returncode != 0:
+                pytest.skip(
+                    f"nni {NNI_VERSION} cannot be imported here: {imported.stderr.strip().splitlines()[-1:]}"
+                )
+            (folder / "complete").touch()
+    return python
+
+
+@pytest.mark.peer
+@pytest.mark.timeout(600)
+def test_the_real_nni_package_reports_through_our_keeper_and_gives_the_same_rows(
+    a_real_experiment, python_with_nni
+):
+    theirs = run(a_real_experiment, THEIRS, python_with_nni)
+    ours = run(a_real_experiment, OURS, sys.executable)
+    assert theirs == ours

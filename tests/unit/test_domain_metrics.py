@@ -1,0 +1,64 @@
+"""What a metric means to the search."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.domain.metrics import reward
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just("default"), inner),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0.93", 0.93),
+        ("1", 1.0),
+        ("-1e-3", -0.001),
+        ('{"default": 0.5, "loss": 2}', 0.5),
+        ('{"loss": 2, "default": 3}', 3.0),
+        # nothing to compare by
+        ('{"loss": 2}', None),
+        ('{"default": {"default": 1}}', None),
+        ('{"default": "0.5"}', None),
+        ('{"default": null}', None),
+        ('{"default": NaN}', None),
+        ("NaN", None),
+        ("Infinity", None),
+        ("-Infinity", None),
+        ("1e999", None),
+        ("true", None),
+        ("false", None),
+        ("null", None),
+        ('"0.93"', None),
+        ("[0.93]", None),
+        # what a broken or malicious program may report
+        ("", None),
+        ("0.9 0.8", None),
+        ("9" * 400, None),
+        ("9" * 100_000, None),
+        ("[" * 100_000, None),
+        ('{"default": ' * 20_000, None),
+    ],
+)
+def test_the_reward_is_the_metric_or_its_default(value: str, expected: float | None) -> None:
+    assert reward(value) == expected
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_finite_number_is_its_own_reward(number: float) -> None:
+    assert reward(json.dumps(number)) == number
+    assert reward(json.dumps({"default": number})) == number
+
+
+@given(st.text() | JSON.map(json.dumps))
+def test_any_text_gives_a_finite_float_or_nothing(value: str) -> None:
+    number = reward(value)
+    assert number is None or (type(number) is float and math.isfinite(number))

@@ -1,0 +1,173 @@
+"""The manager's half of replication, step by step. The promise as a whole is tests/contract/test_exactly_once.py."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.domain.receiving import Commit, Receiver, StreamBroken
+from nni_sdk.records import encode
+from trial_keeper.wire.messages import AttemptKey, Stream
+
+KEY = AttemptKey("abcde", 0, "main")
+METRICS, STDOUT = Stream.METRICS, Stream.STDOUT
+FIRST, SECOND = (encode(0, "abcde", "PERIODICAL", number, number / 10) for number in range(2))
+
+
+@pytest.fixture
+def a_receiver() -> Callable[..., Receiver]:
+    def make(**durable: int) -> Receiver:
+        """As restored from a store that has this much of these streams."""
+        return Receiver.restored(KEY, {Stream(word): offset for word, offset in durable.items()})
+
+    return make
+
+
+def values(commits: list[Commit]) -> list[str]:
+    return [record.value for commit in commits for record in commit.records]
+
+
+def commit_all(receiver: Receiver, commits: list[Commit]) -> None:
+    for commit in commits:
+        receiver.committed(commit)
+
+
+def test_log_bytes_are_committed_as_they_come(a_receiver) -> None:
+    assert a_receiver().take(STDOUT, 0, b"hello") == [Commit(KEY, STDOUT, 0, 5, data=b"hello")]
+
+
+def test_records_are_committed_with_the_offset_after_them(a_receiver) -> None:
+    (commit,) = a_receiver().take(METRICS, 0, FIRST + SECOND)
+    assert (commit.offset, commit.new_offset) == (0, len(FIRST + SECOND))
+    assert values([commit]) == ["0.0", "0.1"]
+    assert commit.data == b""
+
+
+def test_nothing_is_durable_before_it_is_committed(a_receiver) -> None:
+    receiver = a_receiver()
+    commits = receiver.take(METRICS, 0, FIRST)
+    assert (receiver.durable, receiver.received(METRICS)) == ({METRICS: 0}, len(FIRST))
+    commit_all(receiver, commits)
+    assert receiver.durable == {METRICS: len(FIRST)}
+
+
+def test_what_is_here_already_is_dropped(a_receiver) -> None:
+    receiver = a_receiver()
+    receiver.take(STDOUT, 0, b"hello")
+    assert receiver.take(STDOUT, 0, b"hello") == []
+    assert receiver.take(STDOUT, 2, b"ll") == []
+
+
+def test_of_a_chunk_that_overlaps_only_the_rest_is_new(a_receiver) -> None:
+    receiver = a_receiver(stdout=3)
+    assert receiver.take(STDOUT, 1, b"ello") == [Commit(KEY, STDOUT, 3, 5, data=b"lo")]
+
+
+def test_a_gap_is_an_error_that_names_what_is_missing(a_receiver) -> None:
+    receiver = a_receiver(stdout=3)
+    with pytest.raises(StreamBroken, match="from offset 4: only 3 bytes are here"):
+        receiver.take(STDOUT, 4, b"o")
+    assert receiver.received(STDOUT) == 3
+
+
+def test_an_empty_chunk_is_nothing_new(a_receiver) -> None:
+    assert a_receiver().take(METRICS, 0, b"") == []
+
+
+def test_a_torn_record_waits_for_its_rest(a_receiver) -> None:
+    receiver = a_receiver()
+    assert receiver.take(METRICS, 0, FIRST[:20]) == []
+    commits = receiver.take(METRICS, 20, FIRST[20:] + SECOND[:1])
+    assert values(commits) == ["0.0"]
+    assert commits[0].new_offset == len(FIRST)
+
+
+def test_a_manager_that_restarts_asks_for_a_torn_record_from_its_beginning(a_receiver) -> None:
+    receiver = a_receiver()
+    commit_all(receiver, receiver.take(METRICS, 0, FIRST + SECOND[:20]))
+    restarted = Receiver.restored(KEY, receiver.durable)
+    assert restarted.durable == {METRICS: len(FIRST)}
+    (commit,) = restarted.take(METRICS, len(FIRST), SECOND)
+    assert values([commit]) == ["0.1"]
+    assert commit.records[0].offset == len(FIRST)
+
+
+def test_a_torn_record_is_given_up_when_the_attempt_is_over(a_receiver) -> None:
+    receiver = a_receiver()
+    commit_all(receiver, receiver.take(METRICS, 0, FIRST + SECOND[:20]))
+    (commit,) = receiver.end({METRICS: len(FIRST) + 20})
+    assert (commit.offset, commit.new_offset) == (len(FIRST), len(FIRST) + 20)
+    assert [span.length for span in commit.garbage] == [20]
+    assert not receiver.is_complete
+    receiver.committed(commit)
+    assert receiver.is_complete
+
+
+def test_a_torn_record_that_comes_after_the_end_is_given_up_too(a_receiver) -> None:
+    receiver = a_receiver()
+    assert receiver.end({METRICS: len(FIRST) + 5}) == []
+    commits = receiver.take(METRICS, 0, FIRST + SECOND[:5])
+    assert values(commits) == ["0.0"]
+    commit_all(receiver, commits)
+    assert receiver.is_complete
+    assert receiver.durable == {METRICS: len(FIRST) + 5}
+
+
+def test_an_end_that_is_told_twice_is_one_end(a_receiver) -> None:
+    receiver = a_receiver()
+    receiver.take(METRICS, 0, FIRST[:20])
+    assert len(receiver.end({METRICS: 20})) == 1
+    assert receiver.end({METRICS: 20}) == []
+
+
+def test_complete_means_ended_and_every_stream_durable(a_receiver) -> None:
+    receiver = a_receiver(metrics=5, stdout=7)
+    assert not receiver.is_complete
+    receiver.end({METRICS: 5, STDOUT: 9})
+    assert not receiver.is_complete
+    commits = receiver.take(STDOUT, 7, b"ab")
+    assert not receiver.is_complete
+    commit_all(receiver, commits)
+    assert receiver.is_complete
+
+
+def test_an_attempt_that_wrote_nothing_is_complete_when_it_ends(a_receiver) -> None:
+    receiver = a_receiver()
+    assert receiver.end({METRICS: 0, STDOUT: 0}) == []
+    assert receiver.is_complete
+
+
+def test_logs_are_not_waited_for_when_nobody_collects_them(a_receiver) -> None:
+    receiver = a_receiver()
+    receiver.end({METRICS: 0})
+    assert receiver.is_complete
+
+
+def test_streams_do_not_mix(a_receiver) -> None:
+    receiver = a_receiver()
+    receiver.take(METRICS, 0, FIRST[:20])
+    receiver.take(STDOUT, 0, b"x" * 50)
+    assert values(receiver.take(METRICS, 20, FIRST[20:])) == ["0.0"]
+
+
+def test_what_is_no_record_is_passed_over_and_told(a_receiver) -> None:
+    (commit,) = a_receiver().take(METRICS, 0, b"not a record\n" + FIRST)
+    assert values([commit]) == ["0.0"]
+    assert sum(span.length for span in commit.garbage) == 13
+
+
+@given(st.lists(st.integers(0, len(FIRST + SECOND)), max_size=8), st.lists(st.integers(0, 60), max_size=20))
+def test_however_the_bytes_are_cut_and_repeated_the_records_are_the_same(
+    cuts: list[int], repeats: list[int]
+) -> None:
+    whole = FIRST + SECOND
+    receiver, commits = Receiver(KEY), []
+    borders = [*sorted(cuts), len(whole)]
+    for index, end in enumerate(borders):
+        start = borders[index - 1] if index else 0
+        again = repeats[index] if index < len(repeats) else 0
+        start = max(0, start - again)
+        commits += receiver.take(METRICS, start, whole[start:end])
+    assert values(commits) == ["0.0", "0.1"]
+    assert [commit.offset for commit in commits[1:]] == [commit.new_offset for commit in commits[:-1]]

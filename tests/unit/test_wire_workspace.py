@@ -1,0 +1,236 @@
+"""Paths and documents of a workspace."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import (
+    DocumentInvalid,
+    ManagerDocument,
+    TrialDocument,
+    Workspace,
+    exit_from_bytes,
+    exit_to_bytes,
+    is_safe_name,
+    replace_file,
+)
+
+WORKSPACE = Workspace(Path("/mnt/exp"))
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+TIMES = st.floats(allow_nan=False)
+MANAGER_DOCUMENTS = st.builds(ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple))
+TRIAL_DOCUMENTS = st.builds(
+    TrialDocument,
+    TEXT,
+    st.integers(0),
+    TEXT,
+    TEXT,
+    st.none() | st.lists(st.integers(0, 99)).map(tuple),
+)
+ENDS = st.builds(
+    TrialEnded,
+    st.builds(AttemptKey, TEXT, st.integers(0), TEXT),
+    st.sampled_from(ExitReason),
+    st.integers(0, 255),
+    TIMES,
+    TIMES,
+    st.dictionaries(st.sampled_from(Stream), st.integers(0)),
+    TEXT,
+)
+READERS: dict[str, Callable[[bytes], object]] = {
+    "manager.json": ManagerDocument.from_bytes,
+    "trial.json": TrialDocument.from_bytes,
+    "exit.json": exit_from_bytes,
+}
+SAMPLES = {
+    "manager.json": ManagerDocument("exp", "0.6.0", ("10.0.0.1:8081",)).to_bytes(),
+    "trial.json": TrialDocument("abcde", 0, "true", "/code", (0,)).to_bytes(),
+    "exit.json": exit_to_bytes(
+        TrialEnded(AttemptKey("abcde", 0, "main"), ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 3})
+    ),
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=5,
+)
+
+
+# ---- paths
+
+
+def test_everything_has_its_place() -> None:
+    trial = WORKSPACE.trial("abcde")
+    attempt = WORKSPACE.attempt(AttemptKey("abcde", 2, "worker-0"))
+    folder = "/mnt/exp/trials/abcde/attempts/2/worker-0"
+    assert {
+        str(WORKSPACE.manager_json): "/mnt/exp/manager.json",
+        str(WORKSPACE.run_sh): "/mnt/exp/run.sh",
+        str(trial.trial_json): "/mnt/exp/trials/abcde/trial.json",
+        str(trial.parameter_cfg): "/mnt/exp/trials/abcde/parameter.cfg",
+        str(attempt.path): folder,
+        str(attempt.parameter_cfg): f"{folder}/parameter.cfg",
+        str(attempt.exit_json): f"{folder}/exit.json",
+        str(attempt.stream(Stream.METRICS)): f"{folder}/.nni/metrics",
+        str(attempt.stream(Stream.STDOUT)): f"{folder}/output/stdout",
+        str(attempt.stream(Stream.STDERR)): f"{folder}/output/stderr",
+        str(attempt.stream(Stream.KEEPER)): f"{folder}/output/trial.log",
+    }.items() <= {path: path for path in map(str, _all_paths(trial, attempt))}.items()
+
+
+def _all_paths(trial, attempt) -> list[Path]:
+    return [
+        WORKSPACE.manager_json,
+        WORKSPACE.run_sh,
+        trial.trial_json,
+        trial.parameter_cfg,
+        attempt.path,
+        attempt.parameter_cfg,
+        attempt.exit_json,
+        *map(attempt.stream, Stream),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "a/b", "/", "/etc", "a\\b", "a b", "a\n", "a\0", "-rf", ".git", "é", "x" * 241],
+)
+def test_a_name_that_is_not_plainly_one_folder_is_refused(name: str) -> None:
+    assert not is_safe_name(name)
+    with pytest.raises(ValueError, match="cannot use"):
+        WORKSPACE.trial(name)
+    with pytest.raises(ValueError, match="cannot use"):
+        WORKSPACE.attempt(AttemptKey("abcde", 0, name))
+
+
+@given(st.text())
+def test_no_name_leads_out_of_the_workspace(name: str) -> None:
+    try:
+        path = WORKSPACE.trial(name).path
+    except ValueError:
+        return
+    assert Path(os.path.normpath(path)).parent == WORKSPACE.trials
+
+
+def test_attempts_are_listed_oldest_first_by_number(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    assert workspace.attempts_of("abcde") == []
+    keys = [AttemptKey("abcde", 2, "b"), AttemptKey("abcde", 10, "a"), AttemptKey("abcde", 2, "a")]
+    for key in keys:
+        workspace.attempt(key).path.mkdir(parents=True)
+    (workspace.trial("abcde").attempts / "notes").mkdir()
+    assert workspace.attempts_of("abcde") == [keys[2], keys[0], keys[1]]
+
+
+# ---- documents
+
+
+@given(MANAGER_DOCUMENTS)
+def test_manager_json_is_read_as_it_was_written(document: ManagerDocument) -> None:
+    assert ManagerDocument.from_bytes(document.to_bytes()) == document
+
+
+@given(TRIAL_DOCUMENTS)
+def test_trial_json_is_read_as_it_was_written(document: TrialDocument) -> None:
+    assert TrialDocument.from_bytes(document.to_bytes()) == document
+
+
+@given(ENDS)
+def test_exit_json_is_read_as_it_was_written(ended: TrialEnded) -> None:
+    assert exit_from_bytes(exit_to_bytes(ended)) == ended
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(content=st.binary() | JSON.map(json.dumps).map(str.encode))
+def test_any_bytes_are_a_document_or_an_invalid_one(name: str, content: bytes) -> None:
+    with pytest.raises(DocumentInvalid, match=f"cannot read {name}"):
+        READERS[name](content)
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data())
+def test_a_document_with_one_wrong_field_is_read_with_the_right_types_or_not_at_all(
+    name: str, data: st.DataObject
+) -> None:
+    sample = json.loads(SAMPLES[name])
+    field = data.draw(st.sampled_from(sorted(sample)))
+    original = type(sample[field])
+    sample[field] = data.draw(JSON)
+    try:
+        READERS[name](json.dumps(sample).encode())
+    except DocumentInvalid:
+        return
+    numbers = (int, float) if original is float else (original,)
+    is_absent_gpus = field == "gpu_indices" and sample[field] is None
+    assert is_absent_gpus or type(sample[field]) in numbers
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_missing_field_is_named(name: str) -> None:
+    for field in json.loads(SAMPLES[name]):
+        sample = json.loads(SAMPLES[name])
+        del sample[field]
+        with pytest.raises(DocumentInvalid, match=field):
+            READERS[name](json.dumps(sample).encode())
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff\xfe{", b'{"a": 1', b"[]", b"null"])
+def test_what_is_no_json_object_is_invalid(name: str, content: bytes) -> None:
+    with pytest.raises(DocumentInvalid):
+        READERS[name](content)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_torn_document_is_invalid(name: str) -> None:
+    whole = SAMPLES[name].rstrip()
+    for length in range(len(whole)):
+        with pytest.raises(DocumentInvalid):
+            READERS[name](whole[:length])
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    later = json.loads(SAMPLES["manager.json"]) | {"certificate": "..."}
+    assert ManagerDocument.from_bytes(json.dumps(later).encode()).addresses == ("10.0.0.1:8081",)
+
+
+def test_a_manager_without_an_address_is_no_manager() -> None:
+    content = json.dumps(json.loads(SAMPLES["manager.json"]) | {"addresses": []}).encode()
+    with pytest.raises(DocumentInvalid, match="no address"):
+        ManagerDocument.from_bytes(content)
+
+
+# ---- replace_file
+
+
+def test_a_replaced_file_is_whole_and_alone(tmp_path: Path) -> None:
+    path = tmp_path / "manager.json"
+    replace_file(path, b"old")
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_whoever_has_the_old_file_open_reads_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "manager.json"
+    replace_file(path, b"old content")
+    with path.open("rb") as reader:
+        first = reader.read(3)
+        replace_file(path, b"NEW CONTENT")
+        assert first + reader.read() == b"old content"
+
+
+def test_a_write_that_fails_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "manager.json"
+    replace_file(path, b"old")
+    (tmp_path / ".manager.json.new").mkdir()  # nothing can be written there
+    with pytest.raises(OSError, match=r"manager\.json"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
