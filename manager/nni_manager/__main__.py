@@ -67,6 +67,8 @@ class _Manager:
         """Serve until somebody ends the experiment, or this process."""
         loop = asyncio.get_running_loop()
         listener = _listen(self._host, self._port)
+        # Only a look: gRPC opens its port itself, and says less clearly why it cannot.
+        _listen(self._host, self._port + 1).close()
         engine = Engine(
             self._config,
             self._folder,
@@ -138,7 +140,7 @@ class _Web(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The HTTP API's socket, before anything is started.
+    """A listening socket, before anything is started.
 
     Raises:
         UserMistake: the port is taken.
@@ -152,7 +154,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UserMistake(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port N, or --port auto"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another pair of ports with --port N "
+            "(keepers use N + 1), or --port auto"
         ) from error
     return listener
 

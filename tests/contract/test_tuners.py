@@ -7,6 +7,7 @@ import statistics
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import TYPES, contains, parse_search_space

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, TunerConfig
 from nni_manager.config.reader import read_experiment_file

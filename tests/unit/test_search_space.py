@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.search_space import (
     TYPES,

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from trial_keeper.errors import SettingsInvalid, UserMistake, WorkspaceMissing, WorkspaceNotWritable
@@ -115,16 +114,19 @@ class Tail:
     def sizes(self) -> dict[Stream, int]:
         """The sizes at this moment, in bytes."""
         for stream in self._paths:
-            with self._reopening(stream):
+            try:
                 self._sizes[stream] = os.fstat(self._descriptor(stream)).st_size
+            except OSError:
+                self._let_go(stream)
         return dict(self._sizes)
 
     def read(self, stream: Stream, offset: int, size_bytes: int) -> bytes:
         """Bytes of a stream; fewer than asked for only if somebody cut the file, or it cannot be read now."""
-        data = b""
-        with self._reopening(stream):
-            data = os.pread(self._descriptor(stream), size_bytes, offset)
-        return data
+        try:
+            return os.pread(self._descriptor(stream), size_bytes, offset)
+        except OSError:
+            self._let_go(stream)
+            return b""
 
     def last_text(self, stream: Stream, longest_bytes: int) -> str:
         """The end of a stream as text, from the beginning of a line where it can."""
@@ -146,13 +148,9 @@ class Tail:
             self._descriptors[stream] = descriptor
         return descriptor
 
-    @contextlib.contextmanager
-    def _reopening(self, stream: Stream) -> Iterator[None]:
-        """Whatever fails, the next look begins with a fresh descriptor: a stale one of NFS never recovers."""
-        try:
-            yield
-        except OSError:
-            descriptor = self._descriptors.pop(stream, None)
-            if descriptor is not None:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
+    def _let_go(self, stream: Stream) -> None:
+        """The next look begins with a fresh descriptor: a stale one of NFS never recovers."""
+        descriptor = self._descriptors.pop(stream, None)
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

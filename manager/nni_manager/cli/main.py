@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -513,7 +514,8 @@ def kill(experiment_id: str | None, trial_id: str) -> None:
     if client is None:
         name = known.experiment_id
         raise UserMistake(
-            f"cannot stop trial {trial_id}: experiment {name} does not run; if its trials still do, `nnictl resume {name}` finds them"
+            f"cannot stop trial {trial_id}: experiment {name} does not run; "
+            f"if its trials still do, `nnictl resume {name}` finds them"
         )
     client.delete(f"/trial-jobs/{trial_id}")
     output.info(f"Stopping trial {trial_id}; `nnictl trial ls {known.experiment_id}` shows when it has ended")
@@ -571,7 +573,7 @@ def _print_log(path: Path, manager_log: Path, head: int | None, tail: int | None
     if not lines:
         output.warning(f"{path} is empty; what the manager decided is in {manager_log}")
     shown = lines[:head] if head is not None else lines[-tail:] if tail is not None else lines
-    click.get_binary_stream("stdout").writelines(shown)
+    sys.stdout.buffer.writelines(shown)
 
 
 @log.command(
@@ -612,9 +614,7 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
         output.plain(str(path))
         return
     with path.open("rb") as file:
-        stdout = click.get_binary_stream("stdout")
-        while piece := file.read(1 << 20):
-            stdout.write(piece)
+        shutil.copyfileobj(file, sys.stdout.buffer)
 
 
 def _trial_log(known: KnownExperiment, trial_id: str, word: str) -> Path | None:

@@ -154,7 +154,10 @@ def _last_words(stderr: Path, since: int, exit_code: int) -> str:
     if lines and lines[-1].startswith("cannot"):
         return lines[-1]
     last = lines[-1] if lines else "it said nothing"
-    return f"cannot start the manager: it ended with exit code {exit_code}: {last}; try again with --debug, and report it if that fails too"
+    return (
+        f"cannot start the manager: it ended with exit code {exit_code}: {last}; "
+        "try again with --debug, and report it if that fails too"
+    )
 
 
 def _end_half_started(folder: ExperimentFolder, child: subprocess.Popen[bytes], is_new: bool) -> None:
@@ -197,13 +200,13 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         leave(known)
         raise ManagerStuck(
             f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was ended by a signal; "
-            f"trials may go on: `nnictl resume {known.experiment_id}` finds them, `nnictl stop {known.experiment_id}` then stops them"
+            f"trials may go on: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
         ) from error
     if not _wait_until_gone(known.folder, STOPPED_WITHIN_S, client, report):
         leave(known)
         raise ManagerStuck(
-            f"cannot stop all trials of experiment {known.experiment_id} within {STOPPED_WITHIN_S:.0f} s: its manager was ended by a "
-            f"signal; trials may go on: `nnictl resume {known.experiment_id}` finds them"
+            f"cannot stop all trials of experiment {known.experiment_id} within {STOPPED_WITHIN_S:.0f} s: "
+            f"its manager was ended by a signal; trials may go on: `nnictl resume {known.experiment_id}` finds them"
         )
 
 

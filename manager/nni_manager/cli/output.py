@@ -104,6 +104,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def duration(seconds: float) -> str:
+    """How long something took: 0.6 s, 41.0 s, 12:34."""
+    return f"{max(seconds, 0):.1f} s" if seconds < 60 else clock(seconds)
+
+
 def moment(at_ms: float | None) -> str:
     """A time of this machine's zone; empty for None."""
     from datetime import datetime

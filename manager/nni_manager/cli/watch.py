@@ -112,8 +112,10 @@ def of_all(summary: Summary) -> str:
 
 def why(trial: Document) -> str:
     """Why a trial failed, on one line: how it ended, and the last line it wrote to stderr."""
-    reason, code = trial["reason"] or trial["state"], trial["exitCode"]
-    how = {"non-zero exit": f"exit code {code}", "signal": f"signal (exit code {code})"}.get(reason, reason)
+    reason, code = str(trial["reason"] or trial["state"]), trial["exitCode"]
+    how = {"non-zero exit": f"exit code {code}", "signal": f"signal {(code or 128) - 128}"}.get(
+        reason, reason
+    )
     lines = (trial["message"] or "").strip().splitlines()
     return f"{how}: {lines[-1].strip()}" if lines else how
 
@@ -220,7 +222,7 @@ def trial_cells(trial: Document) -> list[str]:
     """A trial as a row: value, how long it took, parameters."""
     duration = ""
     if "startTime" in trial and "endTime" in trial:
-        duration = output.clock((trial["endTime"] - trial["startTime"]) / 1000)
+        duration = output.duration((trial["endTime"] - trial["startTime"]) / 1000)
     return [output.number(trial["value"]), duration, output.parameters(trial["parameters"])]
 
 

@@ -41,7 +41,6 @@ from trial_keeper.wire.messages import (
 )
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.versions import mismatch_message, versions_agree
-from trial_keeper.wire.workspace import is_safe_name
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +255,7 @@ class Keepers:
 
 
 def _check_owner(session: KeeperSession, key: AttemptKey) -> None:
-    if key.trial_id != session.trial.trial_id or not is_safe_name(key.task):
+    if key.trial_id != session.trial.trial_id:
         raise ProtocolBroken(
             f"cannot take {key} from job {session.job_id}: it is not that job's trial; stop the job"
         )

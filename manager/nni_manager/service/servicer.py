@@ -132,14 +132,13 @@ class KeeperServer:
         """Listen.
 
         Raises:
-            UserMistake: the port is taken.
+            UserMistake: it cannot.
         """
         try:
             self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
             raise UserMistake(
-                f"cannot listen for keepers on {host}:{port}: the port is taken; choose another pair with --port N "
-                "(keepers use N + 1), or --port auto"
+                f"cannot listen for keepers on {host}:{port}: {error}; choose another pair of ports with --port N"
             ) from error
         await self._server.start()
 

@@ -1,0 +1,24 @@
+"""Fixtures of the tests that start real keepers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_manager import Site
+
+
+@pytest.fixture
+def silent_site(tmp_path: Path) -> Iterator[Site]:
+    """A workspace whose manager is named in manager.json, and listens nowhere."""
+    site = Site(tmp_path)
+    site.manager.address = "127.0.0.1:9"  # discard: nobody listens below 1024 in a test
+    site.manager.write_document()
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def site(silent_site: Site) -> Site:
+    """A workspace whose manager listens."""
+    silent_site.manager.start()
+    return silent_site

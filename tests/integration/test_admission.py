@@ -1,0 +1,110 @@
+"""Who may speak to a real manager, and what it makes of keepers that break the protocol."""
+
+import grpc
+import pytest
+from real_experiment import wait_until
+
+from nni_manager.engine.keepers import token_of
+from nni_manager.store.store import StoreReader
+from trial_keeper import __version__
+from trial_keeper.wire.convert import keeper_message_to_pb, manager_message_from_pb
+from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, Welcome
+from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+from trial_keeper.wire.v1.keeper_pb2 import ConnectRequest
+from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
+
+WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
+
+
+class Stranger:
+    """A client of our own that says what it likes."""
+
+    def __init__(self, experiment):
+        self.experiment = experiment
+        self.job = experiment.get("/trial-jobs")[0]["id"]
+        with StoreReader(experiment.folder.database) as reader:
+            self.token = token_of(reader.experiment().secret, self.job)
+
+    def hello(self, **fields):
+        values = {"version": __version__, "experiment_id": "TESTEXPT", "job_id": self.job, "task": "main-0"}
+        return Hello(**values | fields)
+
+    def say(self, *messages, job=None, token=None):
+        """What the manager answers; ends when it ends the stream."""
+        metadata = ((JOB_KEY, job or self.job), (TOKEN_KEY, token or self.token))
+        requests = [m if isinstance(m, ConnectRequest) else keeper_message_to_pb(m) for m in messages]
+        with grpc.insecure_channel(f"127.0.0.1:{self.experiment.port + 1}") as channel:
+            call = KeeperServiceStub(channel).Connect(iter(requests), metadata=metadata, timeout=20)
+            return [manager_message_from_pb(response) for response in call]
+
+
+@pytest.fixture
+def stranger(a_real_experiment):
+    experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 1, "the trial reports")
+    return Stranger(experiment)
+
+
+def refusal(stranger, *messages, **metadata):
+    with pytest.raises(grpc.RpcError) as caught:
+        stranger.say(*messages, **metadata)
+    return caught.value.code(), caught.value.details()
+
+
+def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
+    key = AttemptKey(stranger.job, 0, "main-0")
+    hello = stranger.hello(attempts=(key,))
+    code = grpc.StatusCode
+    cases = [
+        (
+            (hello,),
+            {"token": "wröng".encode("latin-1").decode("ascii", "replace").replace("�", "?")},
+            code.UNAUTHENTICATED,
+            "token",
+        ),
+        ((stranger.hello(job_id="other"),), {}, code.UNAUTHENTICATED, "token"),
+        ((hello,), {"job": "other"}, code.UNAUTHENTICATED, "token"),
+        ((stranger.hello(experiment_id="OTHEREXP"),), {}, code.NOT_FOUND, "job"),
+        ((stranger.hello(version="0.5.9"),), {}, code.FAILED_PRECONDITION, "0.5.9"),
+        (
+            (stranger.hello(attempts=(AttemptKey("other", 0, "main-0"),)),),
+            {},
+            code.INVALID_ARGUMENT,
+            "not that job's",
+        ),
+        (
+            (stranger.hello(attempts=(AttemptKey(stranger.job, 0, "../.."),)),),
+            {},
+            code.INVALID_ARGUMENT,
+            "../..",
+        ),
+        ((Chunk(key, Stream.METRICS, 0, b"x"),), {}, code.INVALID_ARGUMENT, "before Hello"),
+        ((hello, hello), {}, code.INVALID_ARGUMENT, "second Hello"),
+        (
+            (hello, Chunk(AttemptKey("other", 0, "main-0"), Stream.METRICS, 0, b"x")),
+            {},
+            code.INVALID_ARGUMENT,
+            "not that job's",
+        ),
+        ((hello, Chunk(key, Stream.METRICS, 10**9, b"x")), {}, code.ABORTED, "offset"),
+        ((ConnectRequest(),), {}, code.INVALID_ARGUMENT, "no message"),
+    ]
+    for messages, metadata, status, word in cases:
+        got, details = refusal(stranger, *messages, **metadata)
+        assert (got, word in details) == (status, True), (messages, got, details)
+        assert details.startswith("cannot")
+    assert stranger.experiment.row_count() == 1
+    assert stranger.experiment.get("/check-status") == {"status": "NO_MORE_TRIAL", "errors": []}
+
+
+def test_a_keeper_with_its_token_is_told_what_is_durable(stranger):
+    key = AttemptKey(stranger.job, 0, "main-0")
+    (welcome,) = stranger.say(stranger.hello(attempts=(key,)))
+    assert isinstance(welcome, Welcome)
+    assert welcome.version == __version__
+    (attempt,) = welcome.attempts
+    assert attempt.offsets == {
+        Stream.METRICS: stranger.experiment.stream(stranger.job, Stream.METRICS).stat().st_size
+    }
+    assert not attempt.closed

@@ -1,0 +1,145 @@
+"""The HTTP API of a real manager."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import requests
+from real_experiment import wait_until
+
+TRAIN = """
+import nni_sdk as nni
+number = nni.get_sequence_id()
+nni.get_next_parameter()
+for i in range(3):
+    nni.report_intermediate_result({"default": i, "loss": -i})
+if number == 1:
+    nni.report_final_result(float("nan"))
+elif number == 2:
+    raise SystemExit("third time unlucky")
+else:
+    nni.report_final_result({"default": number, "other": "it's"})
+"""
+WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
+
+
+def url(experiment, path):
+    return f"http://127.0.0.1:{experiment.port}/api/v1/nni{path}"
+
+
+@pytest.fixture
+def done(a_real_experiment):
+    experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=4)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    return experiment
+
+
+def test_nnis_paths_tell_the_whole_story(done):
+    assert done.get("/check-status") == {"status": "DONE", "errors": []}
+    assert requests.get(url(done, "/version"), timeout=5).text.count(".") == 2
+    assert done.get("/job-statistics") == [
+        {"trialJobStatus": "SUCCEEDED", "trialJobNumber": 3},
+        {"trialJobStatus": "FAILED", "trialJobNumber": 1},
+    ]
+    profile = done.get("/experiment")
+    assert profile["id"] == done.folder.experiment_id
+    assert profile["params"]["maxTrialNum"] == 4
+    assert profile["nextSequenceId"] == 4
+    assert done.get("/experiment-metadata")["port"] == done.port
+
+    trials = done.get("/trial-jobs")
+    assert [trial["sequenceId"] for trial in trials] == [0, 1, 2, 3]
+    assert [trial["value"] for trial in trials] == [0, None, None, 3]
+    assert trials[0]["startTime"] <= trials[0]["endTime"]
+    assert json.loads(trials[0]["hyperParameters"][0])["parameters"] == trials[0]["parameters"]
+    failed = done.get("/trial-jobs?status=FAILED")
+    assert [trial["id"] for trial in failed] == [trials[2]["id"]]
+    assert (failed[0]["reason"], failed[0]["exitCode"]) == ("non-zero exit", 1)
+    assert "third time unlucky" in failed[0]["message"]
+    assert done.get(f"/trial-jobs/{trials[0]['id']}") == trials[0]
+
+    first = trials[0]["id"]
+    records = done.get(f"/metric-data/{first}")
+    assert [record["type"] for record in records] == ["PERIODICAL"] * 3 + ["FINAL"]
+    assert json.loads(json.loads(records[-1]["data"])) == {"default": 0, "other": "it's"}
+    assert len(done.get("/metric-data")) == 4 * 3 + 3
+    assert len(done.get("/metric-data?type=FINAL")) == 3
+    assert len(done.get("/metric-data-range/1/2")) == 4 + 3
+    assert len(done.get("/metric-data-latest")) == 3 + 4
+    assert [json.loads(entry["value"]) for entry in done.get("/export-data")][::2] == [
+        {"default": 0, "other": "it's"},
+        {"default": 3, "other": "it's"},
+    ]
+    summary = done.get("/summary")
+    assert summary["best"]["sequenceId"] == 3
+    assert [trial["sequenceId"] for trial in summary["top"]] == [3, 0]
+    assert [trial["sequenceId"] for trial in summary["latestFailures"]] == [2]
+
+
+def test_wrong_requests_get_one_clear_sentence(done):
+    first = done.get("/trial-jobs")[0]["id"]
+    for method, path, status, word in [
+        ("GET", "/trial-jobs/nope", 404, "nnictl trial ls"),
+        ("GET", "/metric-data/nope", 404, "nnictl trial ls"),
+        ("GET", "/metric-data?type=WRONG", 400, "PERIODICAL"),
+        ("DELETE", f"/trial-jobs/{first}", 409, "SUCCEEDED already"),
+        ("GET", "/no-such-path", 404, "cannot"),
+        ("PUT", "/experiment", 405, "cannot"),
+    ]:
+        response = requests.request(method, url(done, path), timeout=5)
+        assert (response.status_code, word in response.text) == (status, True), (path, response.text)
+    assert done.get("/check-status")["status"] == "DONE"
+
+
+def test_a_web_page_that_borrows_the_address_is_turned_away(done):
+    response = requests.get(url(done, "/experiment"), headers={"Host": "evil.example"}, timeout=5)
+    assert response.status_code == 400
+
+
+def test_a_running_trial_can_be_stopped_and_the_experiment_goes_on(a_real_experiment):
+    experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=2)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 1, "the first trial reports")
+    first = experiment.get("/trial-jobs")[0]["id"]
+    assert requests.delete(url(experiment, f"/trial-jobs/{first}"), timeout=5).status_code == 202
+    wait_until(lambda: len(experiment.get("/trial-jobs")) == 2, "the next trial begins")
+    trial = experiment.get(f"/trial-jobs/{first}")
+    assert (trial["status"], trial["reason"]) == ("USER_CANCELED", "stopped by user")
+    assert trial["endTime"] >= trial["startTime"]
+
+
+def test_a_second_manager_on_the_same_experiment_is_refused(done):
+    second = subprocess.run(
+        [sys.executable, "-m", "nni_manager", "--folder", done.folder.path, "--port", "1"],
+        capture_output=True,
+        text=True,
+    )
+    assert second.returncode == 1
+    assert second.stderr.startswith("cannot own experiment TESTEXPT: manager process ")
+    assert "nnictl stop TESTEXPT" in second.stderr
+    assert second.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_named_and_nothing_stays(done, a_real_experiment):
+    other = a_real_experiment(TRAIN)
+    for port in (done.port, done.port - 1):  # the HTTP port, and the keepers' port
+        manager = subprocess.run(
+            [sys.executable, "-m", "nni_manager", "--folder", other.folder.path, "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert manager.returncode == 1
+        assert "--port" in manager.stderr
+        assert manager.stderr.count("\n") == 1
+    assert not other.keeper_pids()
+
+
+def test_time_runs_out_without_killing_what_runs(a_real_experiment):
+    train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\ntime.sleep(2)\nnni.report_final_result(1)\n"
+    experiment = a_real_experiment(train, trialConcurrency=1, maxTrialNum=50, maxExecDuration="1s")
+    experiment.start()
+    summary = experiment.wait_for_status("DONE")
+    assert summary["counts"]["SUCCEEDED"] == summary["trialCount"] == 1

@@ -1,0 +1,922 @@
+"""The experiment: whole searches played in milliseconds, with the tuner, the cluster and the keepers as lines of a test."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nni_manager.domain.experiment import (
+    NEXT,
+    AskTuner,
+    AttemptDelivered,
+    AttemptEnded,
+    AttemptStarted,
+    Begun,
+    CloseAttempt,
+    Effect,
+    Event,
+    Experiment,
+    ExperimentEvent,
+    ExperimentState,
+    ExperimentStopAsked,
+    Finish,
+    KeeperMatched,
+    Limits,
+    MetricsStored,
+    ParametersSuggested,
+    SaveExperiment,
+    SaveTrial,
+    StopJob,
+    SubmitTrial,
+    TellTuner,
+    TimePassed,
+    TrialLost,
+    TrialStopAsked,
+    TunerExhausted,
+    TunerFailed,
+)
+from nni_manager.domain.trial import FINAL_STATE, Trial, TrialState
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+
+class Search:
+    """An experiment and what it asked for. Trials are named t0, t1, … by their sequence ids."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.now_s = 0.0
+        self.asked: list[int] = []
+        """Questions that the tuner has not answered."""
+        self.told: list[TellTuner] = []
+        self.submitted: list[str] = []
+        self.stopped: list[tuple[str, ExitReason]] = []
+        self.closed: list[AttemptKey] = []
+        self.finishes = 0
+
+    @property
+    def state(self) -> ExperimentState:
+        return self.experiment.state
+
+    @property
+    def live(self) -> list[Trial]:
+        return [trial for trial in self.experiment.trials.values() if not trial.state.is_final]
+
+    def handle(self, event: Event) -> list[Effect]:
+        effects = self.experiment.handle(event, self.now_s)
+        for effect in effects:
+            match effect:
+                case AskTuner():
+                    self.asked.append(effect.sequence_id)
+                case TellTuner():
+                    self.told.append(effect)
+                case SubmitTrial():
+                    self.submitted.append(effect.trial.trial_id)
+                case StopJob():
+                    self.stopped.append((effect.trial.trial_id, effect.reason))
+                case CloseAttempt():
+                    self.closed.append(effect.key)
+                case Finish():
+                    self.finishes += 1
+                case SaveTrial() | SaveExperiment():
+                    pass
+        return effects
+
+    # ---- what the others do
+
+    def suggest(self) -> str:
+        """The tuner answers its oldest question."""
+        sequence_id = self.asked.pop(0)
+        self.handle(ParametersSuggested(f"t{sequence_id}", sequence_id, {"lr": 0.1}, {}, 10.0))
+        return f"t{sequence_id}"
+
+    def start(self, trial_id: str, attempt: int = 0) -> list[Effect]:
+        return self.handle(AttemptStarted(AttemptKey(trial_id, attempt, "main"), 20.0))
+
+    def report(self, trial_id: str, *values: str, final: bool = True, attempt: int = 0) -> list[Effect]:
+        records = tuple((final, value) for value in values)
+        return self.handle(MetricsStored(AttemptKey(trial_id, attempt, "main"), records))
+
+    def end(
+        self, trial_id: str, reason: ExitReason = ExitReason.SUCCEEDED, attempt: int = 0, message: str = ""
+    ) -> list[Effect]:
+        code = 0 if reason is ExitReason.SUCCEEDED else 1
+        key = AttemptKey(trial_id, attempt, "main")
+        return self.handle(AttemptEnded(TrialEnded(key, reason, code, 20.0, 30.0, {}, message)))
+
+    def deliver(self, trial_id: str, attempt: int = 0) -> list[Effect]:
+        return self.handle(AttemptDelivered(AttemptKey(trial_id, attempt, "main")))
+
+    def run(self, trial_id: str, value: str | None = "1", reason: ExitReason = ExitReason.SUCCEEDED) -> None:
+        """From its start to its final state."""
+        self.start(trial_id)
+        if value is not None:
+            self.report(trial_id, value)
+        self.end(trial_id, reason)
+        self.deliver(trial_id)
+
+    def trial(self, trial_id: str) -> Trial:
+        return self.experiment.trials[trial_id]
+
+
+@pytest.fixture
+def a_search() -> Callable[..., Search]:
+    def make(
+        *,
+        concurrency: int = 2,
+        max_trials: int | None = 5,
+        max_duration_s: float | None = None,
+        maximize: bool = True,
+        is_begun: bool = True,
+    ) -> Search:
+        search = Search(Experiment("exp", Limits(concurrency, max_trials, max_duration_s), maximize))
+        if is_begun:
+            search.handle(Begun())
+        return search
+
+    return make
+
+
+def restored(search: Search) -> Search:
+    """The same experiment in the next manager: what was stored, and nothing else."""
+    before = search.experiment
+    after = Experiment(
+        before.experiment_id,
+        before.limits,
+        before.maximize,
+        state=before.state,
+        active_s=before.duration_s(search.now_s),
+        keeper_has_matched=before.keeper_has_matched,
+    )
+    after.restore(before.trials.values())
+    return Search(after)
+
+
+# ---- the table
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(ExperimentState, ExperimentEvent)))
+def test_what_the_table_does_not_hold_cannot_happen(
+    a_search, state: ExperimentState, event: ExperimentEvent
+) -> None:
+    experiment = a_search(is_begun=False).experiment
+    experiment.state = state
+    if (state, event) in NEXT:
+        experiment._move(event, 0.0)
+        assert experiment.state is NEXT[state, event]
+    else:
+        with pytest.raises(KeyError):
+            experiment._move(event, 0.0)
+        assert experiment.state is state
+
+
+@pytest.mark.parametrize("state", ExperimentState)
+def test_every_experiment_can_be_stopped_and_resumed(state: ExperimentState) -> None:
+    assert (state, ExperimentEvent.STOP_ASKED) in NEXT
+    assert NEXT[state, ExperimentEvent.BEGUN] is ExperimentState.RUNNING
+
+
+# ---- the ordinary run
+
+
+@pytest.mark.parametrize(("concurrency", "max_trials"), [(1, 1), (1, 4), (2, 5), (4, 5), (8, 3)])
+def test_an_ordinary_run_makes_just_its_trials_and_is_done(a_search, concurrency, max_trials) -> None:
+    search = a_search(concurrency=concurrency, max_trials=max_trials)
+    while search.asked or search.live:
+        assert len(search.asked) + len(search.live) <= concurrency
+        while search.asked:
+            search.suggest()
+        search.run(search.live[0].trial_id, value=str(search.live[0].sequence_id))
+    assert search.state is ExperimentState.DONE
+    assert search.finishes == 1
+    assert search.submitted == [f"t{number}" for number in range(max_trials)]
+    assert search.told == [TellTuner(number, float(number)) for number in range(max_trials)]
+    assert search.experiment.counts[TrialState.SUCCEEDED] == max_trials
+
+
+def test_a_new_experiment_asks_for_as_many_trials_as_may_run(a_search) -> None:
+    search = a_search(concurrency=3, is_begun=False)
+    assert search.handle(Begun()) == [SaveExperiment(), AskTuner(0), AskTuner(1), AskTuner(2)]
+
+
+def test_a_trial_is_stored_before_it_is_submitted(a_search) -> None:
+    search = a_search()
+    effects = search.handle(ParametersSuggested("t0", 0, {"lr": 1}, {"note": 1}, 10.0))
+    trial = search.trial("t0")
+    assert effects[:2] == [SaveTrial(trial), SubmitTrial(trial)]
+    assert (trial.parameters, trial.memo, trial.created_at_s) == ({"lr": 1}, {"note": 1}, 10.0)
+
+
+def test_a_place_is_free_when_every_byte_of_the_trial_is_stored_and_not_before(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0")
+    assert search.asked == []
+    assert search.trial("t0").state is TrialState.CLOSING
+    search.deliver("t0")
+    assert search.asked == [1]
+
+
+def test_a_final_result_that_arrives_after_the_end_still_counts(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0")
+    search.report("t0", "0.75")
+    search.deliver("t0")
+    assert search.told == [TellTuner(0, 0.75)]
+
+
+def test_a_trial_so_short_that_its_start_is_never_told_counts_like_any_other(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.suggest()
+    search.report("t0", "0.5")
+    search.end("t0")
+    search.deliver("t0")
+    assert search.trial("t0").state is TrialState.SUCCEEDED
+    assert search.told == [TellTuner(0, 0.5)]
+
+
+def test_the_keeper_is_let_go_after_the_trial_is_stored(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0")
+    effects = search.deliver("t0")
+    trial, key = search.trial("t0"), AttemptKey("t0", 0, "main")
+    assert effects[:3] == [SaveTrial(trial), TellTuner(0, None), CloseAttempt(key)]
+
+
+def test_failed_trials_count_towards_the_limit_and_have_no_result(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=3)
+    for _ in range(3):
+        search.run(search.suggest(), value="1", reason=ExitReason.NONZERO_EXIT)
+    assert search.state is ExperimentState.DONE
+    assert search.told == [TellTuner(number, None) for number in range(3)]
+    assert search.experiment.counts == Counter({TrialState.FAILED: 3}) + Counter()
+    assert search.experiment.best is None
+
+
+def test_without_a_limit_it_goes_on(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=None)
+    for _ in range(200):
+        search.run(search.suggest())
+    assert search.state is ExperimentState.RUNNING
+    assert search.asked == [200]
+
+
+def test_the_limit_of_trials_is_reached_when_the_last_was_made(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=2)
+    search.suggest()
+    assert search.state is ExperimentState.RUNNING
+    search.suggest()
+    assert search.state is ExperimentState.NO_MORE_TRIAL
+    search.run("t0")
+    assert search.state is ExperimentState.NO_MORE_TRIAL
+    search.run("t1")
+    assert search.state is ExperimentState.DONE
+
+
+def test_places_taken_away_are_not_filled_again_and_new_ones_are(a_search) -> None:
+    search = a_search(concurrency=3, max_trials=None)
+    for _ in range(3):
+        search.suggest()
+    search.experiment.limits.concurrency = 1
+    search.run("t0")
+    search.run("t1")
+    assert search.asked == []
+    search.experiment.limits.concurrency = 4
+    search.handle(TimePassed())
+    assert search.asked == [3, 4, 5]
+
+
+# ---- time
+
+
+def test_time_ends_the_asking_and_not_the_trials(a_search) -> None:
+    search = a_search(concurrency=1, max_duration_s=60)
+    search.start(search.suggest())
+    assert search.experiment.time_runs_out_at_s == 60
+    search.now_s = 59.9
+    search.handle(TimePassed())
+    assert search.state is ExperimentState.RUNNING
+    search.now_s = 60
+    search.handle(TimePassed())
+    assert search.state is ExperimentState.NO_MORE_TRIAL
+    search.now_s = 100
+    search.run("t0")
+    assert search.state is ExperimentState.DONE
+    assert search.asked == []
+    assert search.experiment.duration_s(500) == 100
+
+
+def test_nobody_needs_to_look_at_the_clock_once_time_has_run_out(a_search) -> None:
+    search = a_search(concurrency=1, max_duration_s=60)
+    search.suggest()
+    search.now_s = 60
+    search.handle(TimePassed())
+    assert search.experiment.time_runs_out_at_s is None
+    assert a_search().experiment.time_runs_out_at_s is None
+    assert a_search(max_duration_s=9, is_begun=False).experiment.time_runs_out_at_s is None
+
+
+def test_a_question_that_time_cut_off_still_becomes_a_trial(a_search) -> None:
+    search = a_search(concurrency=1, max_duration_s=60)
+    search.now_s = 61
+    search.handle(TimePassed())
+    assert (search.state, search.finishes) == (ExperimentState.NO_MORE_TRIAL, 0)
+    search.run(search.suggest())
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
+def test_time_between_stop_and_resume_does_not_count(a_search) -> None:
+    search = a_search(max_duration_s=100)
+    search.now_s = 30
+    search.handle(TunerFailed("boom", was_asked=True))
+    search.handle(TunerExhausted())
+    search.now_s = 1000
+    assert search.experiment.duration_s(1000) == 30
+    search.handle(Begun())
+    assert search.experiment.time_runs_out_at_s == 1070
+    search.now_s = 1010
+    assert search.experiment.duration_s(1010) == 40
+
+
+# ---- the tuner
+
+
+def test_an_exhausted_tuner_ends_the_asking_and_not_the_trials(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=None)
+    search.start(search.suggest())
+    search.asked.clear()
+    search.handle(TunerExhausted())
+    assert search.state is ExperimentState.TUNER_NO_MORE_TRIAL
+    search.run("t0")
+    assert search.asked == []
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
+def test_every_open_question_may_be_answered_by_exhaustion(a_search) -> None:
+    search = a_search(concurrency=3, max_trials=None)
+    for _ in range(3):
+        search.handle(TunerExhausted())
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
+def test_a_tuner_with_nothing_to_offer_for_a_last_place_ends_the_experiment(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=1)
+    search.handle(TunerExhausted())
+    assert search.state is ExperimentState.DONE
+
+
+def test_a_tuner_that_raises_stops_the_asking_and_running_trials_are_still_recorded(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=None)
+    search.start(search.suggest())
+    search.start(search.suggest())
+    search.run("t0")
+    search.handle(TunerFailed("Traceback: boom", was_asked=True))
+    assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "Traceback: boom")
+    assert search.finishes == 0
+    search.run("t1", "0.9")
+    assert search.trial("t1").value == 0.9
+    assert search.told[-1] == TellTuner(1, 0.9)
+    assert search.finishes == 1
+    assert search.stopped == []
+
+
+def test_the_first_error_is_the_one_shown(a_search) -> None:
+    search = a_search(concurrency=2)
+    search.handle(TunerFailed("first", was_asked=True))
+    search.handle(TunerFailed("second", was_asked=True))
+    assert (search.experiment.error, search.finishes) == ("first", 1)
+
+
+def test_a_tuner_that_raises_over_a_result_stops_the_asking_too(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=None)
+    search.suggest()
+    search.suggest()
+    search.run("t0")
+    search.handle(TunerFailed("cannot take it", was_asked=False))
+    assert search.state is ExperimentState.ERROR
+    search.suggest()  # the question of before is answered in the end
+    search.run("t1")
+    assert search.finishes == 1
+
+
+@pytest.mark.parametrize("state", [ExperimentState.DONE, ExperimentState.STOPPED])
+def test_a_tuner_that_raises_over_the_last_result_comes_too_late_to_matter(a_search, state) -> None:
+    search = a_search(concurrency=1, max_trials=1)
+    search.suggest()
+    if state is ExperimentState.STOPPED:
+        search.handle(ExperimentStopAsked())
+    search.run("t0")
+    assert search.state is state
+    search.handle(TunerFailed("cannot take it", was_asked=False))
+    assert (search.state, search.finishes) == (state, 1)
+    assert search.experiment.error == "cannot take it"
+
+
+@pytest.mark.parametrize("trouble", [ExperimentStopAsked(), TunerFailed("boom", was_asked=False)])
+@pytest.mark.parametrize(
+    "answer",
+    [TunerExhausted(), TunerFailed("late", was_asked=True), ParametersSuggested("t0", 0, {}, {}, 1.0)],
+    ids=lambda answer: type(answer).__name__,
+)
+def test_any_answer_may_come_after_the_asking_has_stopped(a_search, trouble: Event, answer: Event) -> None:
+    search = a_search(concurrency=1)
+    search.handle(trouble)
+    assert search.finishes == 0
+    search.handle(answer)
+    assert (search.finishes, search.submitted) == (1, [])
+
+
+# ---- stopping
+
+
+def test_stopping_cancels_all_trials_and_then_is_stopped(a_search) -> None:
+    search = a_search(concurrency=3, max_trials=None)
+    waiting, running, closing = search.suggest(), search.suggest(), search.suggest()
+    search.start(running)
+    search.start(closing)
+    search.end(closing)
+    search.handle(ExperimentStopAsked())
+    assert search.state is ExperimentState.STOPPING
+    assert search.stopped == [
+        (waiting, ExitReason.STOPPED_BY_USER),
+        (running, ExitReason.STOPPED_BY_USER),
+    ]
+    search.deliver(closing)
+    search.end(running, ExitReason.SIGNAL)
+    search.deliver(running)
+    assert search.finishes == 0
+    search.handle(TrialLost(waiting, ExitReason.JOB_LOST, "never began", 40.0))
+    assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
+    assert [search.trial(trial).state for trial in (waiting, running, closing)] == [
+        TrialState.USER_CANCELED,
+        TrialState.USER_CANCELED,
+        TrialState.SUCCEEDED,
+    ]
+    assert search.asked == []
+
+
+def test_stopping_twice_is_stopping_once(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.suggest()
+    search.handle(ExperimentStopAsked())
+    assert search.handle(ExperimentStopAsked()) == []
+    assert len(search.stopped) == 1
+
+
+def test_an_experiment_without_trials_stops_at_once(a_search) -> None:
+    search = a_search(is_begun=False)
+    search.handle(ExperimentStopAsked())
+    assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
+
+
+def test_an_answer_that_comes_after_the_stop_becomes_a_cancelled_trial_and_no_job(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.handle(ExperimentStopAsked())
+    assert search.state is ExperimentState.STOPPING
+    search.suggest()
+    assert search.trial("t0").state is TrialState.USER_CANCELED
+    assert (search.submitted, search.told) == ([], [TellTuner(0, None)])
+    assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
+
+
+def test_one_trial_can_be_stopped_and_another_takes_its_place(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER))
+    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED))
+    assert search.stopped == [("t0", ExitReason.STOPPED_BY_USER)]
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert search.trial("t0").state is TrialState.USER_CANCELED
+    assert search.asked == [1]
+
+
+def test_a_stop_of_a_trial_that_is_over_is_nothing(a_search) -> None:
+    search = a_search()
+    search.run(search.suggest())
+    assert search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER)) == []
+
+
+def test_a_new_attempt_of_what_was_to_be_stopped_is_stopped_as_well(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED))
+    search.end("t0", ExitReason.SIGNAL)
+    search.start("t0", attempt=1)
+    assert search.stopped == [("t0", ExitReason.EARLY_STOPPED)] * 2
+    assert search.trial("t0").state is TrialState.STOPPING
+
+
+def test_a_new_attempt_while_the_experiment_stops_is_stopped_as_well(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0", ExitReason.SIGNAL)
+    search.handle(ExperimentStopAsked())
+    assert search.stopped == []
+    search.start("t0", attempt=1)
+    assert search.stopped == [("t0", ExitReason.STOPPED_BY_USER)]
+
+
+# ---- results
+
+
+def test_the_first_final_result_is_the_one_that_counts(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    assert len(search.report("t0", "0.5", "0.9")) == 1
+    assert search.report("t0", "0.7") == []
+    assert (search.trial("t0").final, search.trial("t0").value) == ("0.5", 0.5)
+
+
+def test_intermediate_results_are_counted_and_the_newest_is_shown(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    assert search.report("t0", "0.1", "0.3", final=False) == []
+    search.report("t0", "0.2", final=False)
+    trial = search.trial("t0")
+    assert (trial.intermediate, trial.intermediate_count, trial.final) == ("0.2", 3, None)
+
+
+@pytest.mark.parametrize("value", ["NaN", '{"loss": 1}', '"good"'])
+def test_a_final_result_without_a_number_is_kept_and_is_no_result_to_the_tuner(a_search, value) -> None:
+    search = a_search(concurrency=1)
+    search.run(search.suggest(), value)
+    assert search.trial("t0").final == value
+    assert search.told == [TellTuner(0, None)]
+    assert search.experiment.best is None
+
+
+@pytest.mark.parametrize(("maximize", "best"), [(True, "t1"), (False, "t2")])
+def test_the_best_trial_is_the_highest_or_the_lowest(a_search, maximize: bool, best: str) -> None:
+    search = a_search(concurrency=1, maximize=maximize)
+    for value in ("0.5", "0.9", "0.1", "0.9", "0.1"):
+        search.run(search.suggest(), value)
+    assert search.experiment.best is search.trial(best)
+
+
+def test_a_result_of_a_trial_that_failed_is_not_the_best(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.run(search.suggest(), "0.5")
+    search.run(search.suggest(), "0.9", ExitReason.NONZERO_EXIT)
+    assert search.experiment.best is search.trial("t0")
+
+
+# ---- attempts
+
+
+def test_a_new_attempt_begins_from_nothing(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    search.start("t0", attempt=1)
+    assert search.trial("t0").value is None
+    search.report("t0", "0.4", attempt=1)
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.told == [TellTuner(0, 0.4)]
+
+
+def test_metrics_of_an_old_attempt_do_not_count(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.suggest()
+    search.start("t0", attempt=1)
+    assert search.report("t0", "0.9", attempt=0) == []
+    assert search.report("t0", "0.1", final=False, attempt=0) == []
+    trial = search.trial("t0")
+    assert (trial.final, trial.intermediate_count) == (None, 0)
+
+
+def test_the_end_of_an_old_attempt_is_not_the_trials_and_its_keeper_may_go(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.start("t0", attempt=1)
+    assert search.end("t0", ExitReason.SIGNAL, attempt=0) == []
+    assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", 0, "main"))]
+    assert search.trial("t0").state is TrialState.RUNNING
+
+
+def test_a_retry_before_the_first_attempt_was_closed_goes_on_running(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0", ExitReason.SIGNAL)
+    search.start("t0", attempt=1)
+    search.deliver("t0", attempt=0)
+    assert search.trial("t0").state is TrialState.RUNNING
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.trial("t0").state is TrialState.SUCCEEDED
+
+
+def test_a_retry_that_could_not_be_started_decides_as_well(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    search.end("t0", ExitReason.SIGNAL)
+    search.end("t0", ExitReason.COULD_NOT_START, attempt=1, message="no bash")
+    search.deliver("t0", attempt=1)
+    trial = search.trial("t0")
+    assert (trial.reason, trial.message, trial.final) == (ExitReason.COULD_NOT_START, "no bash", None)
+
+
+def test_what_is_told_again_after_a_lost_link_changes_nothing(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    assert search.start("t0") == []
+    search.end("t0")
+    assert search.start("t0") == []
+    assert search.end("t0") == []
+    search.deliver("t0")
+    key = AttemptKey("t0", 0, "main")
+    assert search.start("t0") == []
+    assert search.report("t0", "0.1") == []
+    assert search.end("t0") == [CloseAttempt(key)]
+    assert search.deliver("t0") == [CloseAttempt(key)]
+    assert search.handle(TrialLost("t0", ExitReason.JOB_LOST, "", 50.0)) == []
+    assert search.told == [TellTuner(0, 0.9)]
+
+
+def test_a_trial_whose_job_is_lost_has_failed_and_its_place_is_free(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.handle(TrialLost("t0", ExitReason.KEEPER_LOST, "the node is gone", 50.0))
+    trial = search.trial("t0")
+    assert (trial.state, trial.reason, trial.ended_at_s) == (
+        TrialState.FAILED,
+        ExitReason.KEEPER_LOST,
+        50.0,
+    )
+    assert (search.told, search.asked) == ([TellTuner(0, None)], [1])
+
+
+# ---- versions
+
+
+def test_a_wrong_version_stops_the_experiment_when_no_keeper_ever_matched(a_search) -> None:
+    search = a_search(concurrency=2)
+    search.suggest()
+    search.suggest()
+    search.handle(TrialLost("t0", ExitReason.VERSION, "cannot run: 0.6 and 0.7", 50.0))
+    assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "cannot run: 0.6 and 0.7")
+    search.handle(TrialLost("t1", ExitReason.VERSION, "cannot run: 0.6 and 0.8", 50.0))
+    assert search.experiment.error == "cannot run: 0.6 and 0.7"
+    assert (search.asked, search.finishes) == ([], 1)
+
+
+def test_a_wrong_version_is_only_that_trials_failure_once_a_keeper_has_matched(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.handle(KeeperMatched())
+    search.suggest()
+    search.handle(TrialLost("t0", ExitReason.VERSION, "cannot run", 50.0))
+    assert search.state is ExperimentState.RUNNING
+    assert search.trial("t0").state is TrialState.FAILED
+    assert search.asked == [1]
+
+
+# ---- resume
+
+
+def test_a_resumed_experiment_goes_on_with_what_it_has(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=4)
+    search.run(search.suggest(), "0.5")
+    search.start(search.suggest())
+    search.handle(KeeperMatched())
+    after = restored(search)
+    assert after.experiment.counts == Counter({TrialState.SUCCEEDED: 1, TrialState.RUNNING: 1})
+    assert after.experiment.best is search.trial("t0")
+    after.handle(Begun())
+    assert after.asked == [2], "one place is taken; the question of before died with its manager"
+    after.run("t1", "0.7")
+    while after.asked:
+        after.run(after.suggest(), "0.6")
+    assert (after.state, after.finishes) == (ExperimentState.DONE, 1)
+    assert sorted(after.experiment.trials) == ["t0", "t1", "t2", "t3"]
+    assert after.experiment.best is after.trial("t1")
+
+
+def test_a_trial_that_was_closing_when_the_manager_died_is_told_of_again(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.5")
+    search.end("t0")
+    trial = search.trial("t0")
+    trial.ended = None  # it is not stored
+    after = restored(search)
+    after.handle(Begun())
+    after.start("t0")
+    after.end("t0")
+    after.deliver("t0")
+    assert after.told == [TellTuner(0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "state", [ExperimentState.DONE, ExperimentState.STOPPED, ExperimentState.ERROR, ExperimentState.RUNNING]
+)
+def test_an_experiment_that_has_all_its_trials_is_done_again_at_once(a_search, state) -> None:
+    search = a_search(concurrency=1, max_trials=1)
+    search.run(search.suggest())
+    search.experiment.state = state
+    after = restored(search)
+    after.handle(Begun())
+    assert (after.state, after.finishes, after.asked) == (ExperimentState.DONE, 1, [])
+
+
+def test_a_resume_forgets_the_error_of_before(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.handle(TunerFailed("boom", was_asked=True))
+    search.handle(Begun())
+    assert (search.state, search.experiment.error) == (ExperimentState.RUNNING, "")
+    search.handle(TunerFailed("again", was_asked=True))
+    assert (search.experiment.error, search.finishes) == ("again", 2)
+
+
+# ---- everything at once
+
+TRIALS = st.integers(0, 30)
+
+
+class ExperimentLife(RuleBasedStateMachine):
+    """Every order of events that tuner, cluster, keepers and user can produce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.search = Search(Experiment("exp", Limits(3, 8, 500.0), maximize=True))
+        self.late: list[tuple[str, int]] = []
+        """Attempts whose keepers have spoken, and may speak again."""
+        self._do(lambda: self.search.handle(Begun()))
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.search.experiment
+
+    def _do(self, action: Callable[[], Any]) -> None:
+        before = {trial.trial_id for trial in self.search.live} | (
+            {f"t{number}" for number in self.search.asked}
+        )
+        over = {
+            trial_id: (trial.state, trial.reason, trial.value)
+            for trial_id, trial in self.experiment.trials.items()
+            if trial.state.is_final
+        }
+        told = len(self.search.told)
+        action()
+        for trial_id, was in over.items():
+            trial = self.search.trial(trial_id)
+            assert (trial.state, trial.reason, trial.value) == was, "what is over stays as it is"
+        settled = [
+            trial_id
+            for trial_id in before & self.experiment.trials.keys()
+            if self.search.trial(trial_id).state.is_final
+        ]
+        told_now = [f"t{tell.sequence_id}" for tell in self.search.told[told:]]
+        assert sorted(told_now) == sorted(settled), (
+            "the tuner learns of every trial that is over, once, and of no other"
+        )
+
+    def _pick(self, candidates: Sequence[str], index: int) -> str:
+        return candidates[index % len(candidates)]
+
+    def _ids(self, *states: TrialState) -> list[str]:
+        return [trial.trial_id for trial in self.search.live if not states or trial.state in states]
+
+    @precondition(lambda self: self.search.asked)
+    @rule()
+    def tuner_suggests(self) -> None:
+        self._do(self.search.suggest)
+
+    @precondition(lambda self: self.search.asked)
+    @rule(index=TRIALS, fails=st.sampled_from([False, False, True]))
+    def tuner_gives_up(self, index: int, fails: bool) -> None:
+        self.search.asked.pop(index % len(self.search.asked))
+        event = TunerFailed("boom", was_asked=True) if fails else TunerExhausted()
+        self._do(lambda: self.search.handle(event))
+
+    @precondition(lambda self: self.search.told)
+    @rule(happens=st.sampled_from([True, False, False, False]))
+    def tuner_refuses_a_result(self, happens: bool) -> None:
+        if happens:
+            self._do(lambda: self.search.handle(TunerFailed("no", was_asked=False)))
+
+    @precondition(lambda self: self.search.submitted and self.search.live)
+    @rule(index=TRIALS, attempt=st.sampled_from([0, 0, 0, 1, 2]))
+    def attempt_starts(self, index: int, attempt: int) -> None:
+        trial_id = self._pick(self._ids(), index)
+        self.late.append((trial_id, attempt))
+        self._do(lambda: self.search.start(trial_id, attempt))
+
+    @precondition(lambda self: self.late)
+    @rule(index=TRIALS, value=st.sampled_from(["0.5", "NaN", "2", '{"default": -1}']), final=st.booleans())
+    def metrics_arrive(self, index: int, value: str, final: bool) -> None:
+        trial_id, attempt = self.late[index % len(self.late)]
+        trial = self.search.trial(trial_id)
+        before = (trial.final, trial.intermediate_count)
+        self._do(lambda: self.search.report(trial_id, value, final=final, attempt=attempt))
+        if trial.attempt is not None and attempt < trial.attempt:
+            assert (trial.final, trial.intermediate_count) == before, "an old attempt does not count"
+
+    @precondition(lambda self: self.late)
+    @rule(index=TRIALS, reason=st.sampled_from([ExitReason.SUCCEEDED, ExitReason.SUCCEEDED, *ExitReason]))
+    def attempt_ends(self, index: int, reason: ExitReason) -> None:
+        trial_id, attempt = self.late[index % len(self.late)]
+        self._do(lambda: self.search.end(trial_id, reason, attempt))
+
+    @precondition(lambda self: self.late)
+    @rule(index=TRIALS)
+    def attempt_is_delivered(self, index: int) -> None:
+        trial_id, attempt = self.late[index % len(self.late)]
+        self._do(lambda: self.search.deliver(trial_id, attempt))
+
+    @precondition(lambda self: self.search.live)
+    @rule(index=TRIALS, reason=st.sampled_from([ExitReason.JOB_LOST, ExitReason.VERSION]))
+    def job_is_lost(self, index: int, reason: ExitReason) -> None:
+        trial_id = self._pick(self._ids(), index)
+        self._do(lambda: self.search.handle(TrialLost(trial_id, reason, "gone", 60.0)))
+
+    @precondition(lambda self: self.experiment.trials)
+    @rule(index=TRIALS)
+    def user_stops_a_trial(self, index: int) -> None:
+        trial_id = self._pick(list(self.experiment.trials), index)
+        self._do(lambda: self.search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER)))
+
+    @rule(happens=st.sampled_from([True, False, False, False]))
+    def user_stops_all(self, happens: bool) -> None:
+        if happens:
+            self._do(lambda: self.search.handle(ExperimentStopAsked()))
+            assert not self._ids(TrialState.WAITING, TrialState.RUNNING), "whoever runs is told to stop"
+
+    @rule()
+    def a_keeper_matches(self) -> None:
+        self._do(lambda: self.search.handle(KeeperMatched()))
+
+    @rule(seconds=st.floats(0, 100))
+    def time_passes(self, seconds: float) -> None:
+        self.search.now_s += seconds
+        self._do(lambda: self.search.handle(TimePassed()))
+
+    @rule()
+    def manager_is_resumed(self) -> None:
+        before = self.search
+        self.search = restored(before)
+        for trial in self.search.live:
+            trial.ended = None  # it is not stored
+        self._do(lambda: self.search.handle(Begun()))
+
+    @invariant()
+    def counts_are_what_counting_gives(self) -> None:
+        recount = Counter(trial.state for trial in self.experiment.trials.values())
+        assert +self.experiment.counts == recount
+
+    @invariant()
+    def limits_are_kept(self) -> None:
+        assert len(self.search.live) + len(self.search.asked) <= 3
+        assert len(self.experiment.trials) + len(self.search.asked) <= 8
+
+    @invariant()
+    def a_trial_that_is_over_has_the_one_reason_of_its_state(self) -> None:
+        for trial in self.experiment.trials.values():
+            if trial.state.is_final:
+                assert trial.reason is not None
+                assert trial.state is FINAL_STATE[trial.reason]
+
+    @invariant()
+    def it_is_finished_once_and_when_it_is_over_and_nothing_runs(self) -> None:
+        is_over = self.experiment.state.is_over and not self.search.live and not self.search.asked
+        assert self.search.finishes == is_over
+
+    @invariant()
+    def the_best_is_the_best(self) -> None:
+        results = [
+            trial.value
+            for trial in self.experiment.trials.values()
+            if trial.state is TrialState.SUCCEEDED and trial.value is not None
+        ]
+        best = self.experiment.best
+        assert (best.value if best is not None else None) == max(results, default=None)
+
+    @invariant()
+    def an_experiment_that_runs_has_something_to_wait_for(self) -> None:
+        if not self.experiment.state.is_over and self.experiment.state is not ExperimentState.INITIALIZED:
+            assert self.search.live or self.search.asked
+
+    def teardown(self) -> None:
+        """However it was: when all trials end, it ends."""
+        for _ in range(30):
+            while self.search.asked:
+                self.tuner_suggests()
+            for trial in self.search.live:
+                self._do(lambda trial=trial: self.search.start(trial.trial_id, 9))
+                self._do(lambda trial=trial: self.search.end(trial.trial_id, attempt=9))
+                self._do(lambda trial=trial: self.search.deliver(trial.trial_id, 9))
+        assert self.experiment.state.is_over
+        assert self.search.finishes == 1
+
+
+TestExperimentLife = ExperimentLife.TestCase
+TestExperimentLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=50, deadline=None)

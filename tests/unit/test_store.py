@@ -1,0 +1,182 @@
+import json
+import sqlite3
+
+import pytest
+
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.receiving import Commit
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.errors import Bug
+from nni_manager.store.store import (
+    QUERIES,
+    ExperimentRow,
+    Store,
+    StoreBusy,
+    StoreReader,
+    StoreUnusable,
+    TrialRow,
+    log_path,
+)
+from nni_sdk.records import decode, encode
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.reasons import ExitReason
+
+KEY = AttemptKey("aBcDe", 0, "main-0")
+
+
+@pytest.fixture
+def database(tmp_path):
+    return tmp_path / "experiment.sqlite"
+
+
+@pytest.fixture
+def store(database, tmp_path):
+    store = Store.create(database, tmp_path / "logs", "EXPERIMT", "{}", b"secret", 12.5)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def reader(store, database):
+    with StoreReader(database) as reader:
+        yield reader
+
+
+def a_trial(**fields):
+    values = {"trial_id": KEY.trial_id, "sequence_id": 0, "parameters": {"x": 1.5}, "memo": {"x": 0.5}}
+    return Trial(**values | {"created_at_s": 1.0, "job_id": KEY.trial_id, "attempt": 0} | fields)
+
+
+def a_commit(*values, offset=0, key=KEY):
+    data = b"".join(encode(0, key.trial_id, "PERIODICAL", i, value) for i, value in enumerate(values))
+    return Commit(
+        key, Stream.METRICS, offset, offset + len(data), records=tuple(decode(data, offset).records)
+    )
+
+
+def test_rows_and_their_offset_come_together(store, reader):
+    commit = a_commit(0.5, 0.25)
+    store.commit([TrialRow.of(a_trial()), commit], 3.0)
+    assert [json.loads(row.value) for row in reader.metrics_of(KEY.trial_id)] == [0.5, 0.25]
+    assert reader.offsets(KEY) == {Stream.METRICS: commit.new_offset}
+
+
+def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reader):
+    store.commit([TrialRow.of(a_trial()), a_commit(1)], 1.0)
+    offset = reader.offsets(KEY)[Stream.METRICS]
+    with pytest.raises(Bug):
+        store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
+    assert len(reader.metrics_of(KEY.trial_id)) == 1
+    assert reader.offsets(KEY)[Stream.METRICS] == offset
+    store.commit([a_commit(2, offset=offset)], 3.0)  # and the store is none the worse
+    assert len(reader.metrics_of(KEY.trial_id)) == 2
+
+
+def test_only_the_records_of_the_newest_attempt_count(store, reader):
+    second = AttemptKey(KEY.trial_id, 1, KEY.task)
+    store.commit([TrialRow.of(a_trial(attempt=1)), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)
+    assert [row.value for row in reader.metrics_of(KEY.trial_id)] == ["7"]
+    assert [row.value for row in reader.metrics()] == ["7"]
+
+
+def test_records_are_found_by_kind_and_by_range(store, reader):
+    other = AttemptKey("fGhIj", 0, "main-0")
+    final = encode(0, other.trial_id, "FINAL", 0, {"default": 1})
+    store.commit(
+        [
+            TrialRow.of(a_trial()),
+            TrialRow.of(a_trial(trial_id=other.trial_id, sequence_id=1)),
+            a_commit(1, 2),
+            Commit(other, Stream.METRICS, 0, len(final), records=tuple(decode(final, 0).records)),
+        ],
+        1.0,
+    )
+    assert [row.value for row in reader.metrics(is_final=True)] == ['{"default": 1}']
+    assert [row.value for row in reader.metrics(is_final=False)] == ["1", "2"]
+    assert [row.trial_id for row in reader.metrics(None, 1, 1)] == [other.trial_id]
+    assert [row.value for row in reader.latest_intermediates()] == ["2"]
+
+
+def test_a_trial_comes_back_as_it_went(store, reader):
+    trial = a_trial(
+        state=TrialState.FAILED,
+        started_at_s=2.0,
+        ended_at_s=3.0,
+        stop_reason=ExitReason.STOPPED_BY_USER,
+        reason=ExitReason.SIGNAL,
+        exit_code=137,
+        message="last words",
+        final="NaN",
+    )
+    store.commit([TrialRow.of(a_trial())], 1.0)
+    store.commit([TrialRow.of(trial)], 1.0)
+    assert reader.trials() == [trial]
+
+
+def test_a_row_is_a_picture_of_the_trial_when_it_was_made(store, reader):
+    trial = a_trial()
+    row = TrialRow.of(trial)
+    trial.state = TrialState.RUNNING
+    store.commit([row], 1.0)
+    assert reader.trials()[0].state is TrialState.WAITING
+
+
+def test_the_experiments_own_row_comes_back(store, reader):
+    store.commit([ExperimentRow(ExperimentState.ERROR, "why", 4.5, 9.0, keeper_has_matched=True)], 1.0)
+    stored = reader.experiment()
+    assert (stored.state, stored.error, stored.active_s) == (ExperimentState.ERROR, "why", 4.5)
+    assert (stored.ended_at_s, stored.keeper_has_matched, stored.secret) == (9.0, True, b"secret")
+
+
+def test_logs_lie_at_their_offsets_however_often_they_are_written(store, tmp_path, reader):
+    pieces = [Commit(KEY, Stream.STDOUT, 0, 5, data=b"hello"), Commit(KEY, Stream.STDOUT, 5, 7, data=b", ")]
+    store.commit(pieces[:1], 1.0)
+    store.commit(pieces, 2.0)
+    assert log_path(tmp_path / "logs", KEY, Stream.STDOUT).read_bytes() == b"hello, "
+    assert reader.offsets(KEY) == {Stream.STDOUT: 7}
+
+
+def test_logs_that_cannot_be_written_leave_the_database_as_it_was(store, tmp_path, reader):
+    (tmp_path / "logs").write_text("a file in the way")
+    with pytest.raises(StoreBusy, match="free some space"):
+        store.commit([Commit(KEY, Stream.STDOUT, 0, 5, data=b"hello")], 1.0)
+    assert reader.offsets(KEY) == {}
+
+
+def test_a_database_that_another_process_writes_says_try_again(store, database):
+    other = sqlite3.connect(database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store._connection.execute("PRAGMA busy_timeout = 1")
+    with pytest.raises(StoreBusy):
+        store.commit([TrialRow.of(a_trial())], 1.0)
+    other.execute("ROLLBACK")
+    other.close()
+    store.commit([TrialRow.of(a_trial())], 1.0)
+
+
+def test_a_database_of_another_format_is_refused_with_both_numbers(store, database, tmp_path):
+    store._connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreUnusable, match="format 99"):
+        Store(database, tmp_path)
+
+
+def test_a_missing_or_broken_database_is_refused(tmp_path):
+    with pytest.raises(StoreUnusable, match="nnictl experiment list"):
+        Store(tmp_path / "nothing", tmp_path)
+    with pytest.raises(StoreUnusable, match="nnictl experiment list"):
+        StoreReader(tmp_path / "nothing")
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreUnusable, match="restore it"):
+        Store(broken, tmp_path)
+
+
+def test_every_query_is_sql_that_fits_the_schema(store):
+    for statement in QUERIES.values():
+        names = dict.fromkeys(sorted(set(__import__("re").findall(r":(\w+)", statement))))
+        values = names or (None,) * statement.count("?")
+        assert store._connection.execute("EXPLAIN " + statement, values).fetchall()
+
+
+def test_the_database_is_closed_to_other_users(store, database):
+    assert database.stat().st_mode & 0o077 == 0
