@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.refusals import TokenWrong
 from nni_manager.service.servicer import KeeperServer
-
 from nni_sdk.records import Record
 from trial_keeper import __version__
 from trial_keeper.settings import KeeperSettings, without_settings
@@ -125,6 +124,8 @@ class FakeManager:
         """For each of the next connections, after how many bytes of chunks it breaks."""
         self.commits = True
         """Whether bytes become durable and are acknowledged."""
+        self.swallow_chunks = 0
+        """So many of the next chunks get lost between the stream and the store."""
         self.closes = True
         """Whether attempts that are complete are closed."""
         self.address: str | None = None
@@ -171,6 +172,12 @@ class FakeManager:
         """End every stream as if the network had."""
         _LoopThread.get().loop.call_soon_threadsafe(self._send, None)
 
+    def commit_again(self) -> None:
+        """Make durable what has arrived, and go on doing so."""
+        with self._changed:
+            self.commits = True
+        _LoopThread.get().loop.call_soon_threadsafe(self._commit, KEY)
+
     def wait_for(self, is_true: Callable[[], T], what: str) -> T:
         """Wait until something that happens here makes it true; what it returned."""
         with self._changed:
@@ -186,6 +193,10 @@ class FakeManager:
     def wait_for_bytes(self, wanted: bytes, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> None:
         """Wait until these bytes are in what arrived."""
         self.wait_for(lambda: wanted in self._arrived.get((key, stream), b""), f"{wanted!r} in {stream}")
+
+    def arrived(self, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> int:
+        """How many bytes arrived, committed or not."""
+        return len(self._arrived.get((key, stream), b""))
 
     def all_of(self, kind: type[T]) -> list[T]:
         """All messages of a kind, in order."""
@@ -225,6 +236,8 @@ class FakeManager:
                     return
             self.messages.append(message)
             match message:
+                case Chunk() if self.swallow_chunks:
+                    self.swallow_chunks -= 1
                 case Chunk():
                     self._take_chunk(message)
                 case TrialEnded():
@@ -290,8 +303,12 @@ class FakeManager:
         return bytes(self._arrived[commit.key, commit.stream][commit.offset : commit.new_offset])
 
     def _commit(self, key: AttemptKey) -> None:
-        if not self.commits:
-            return
+        with self._changed:
+            if self.commits:
+                self._commit_all(key)
+                self._changed.notify_all()
+
+    def _commit_all(self, key: AttemptKey) -> None:
         receiver = self._receiver(key)
         for commit, raw in self._uncommitted:
             content = self.store.bytes.setdefault((commit.key, commit.stream), bytearray())
@@ -317,14 +334,16 @@ class FakeManager:
 class KeeperProcess:
     """A real keeper."""
 
-    def __init__(self, settings: KeeperSettings, environ: dict[str, str], **options: Any) -> None:
-        """`options` are those of Popen; by default stdout and stderr are files in the workspace's parent."""
+    def __init__(
+        self, settings: KeeperSettings, environ: dict[str, str], prefix: tuple[str, ...] = (), **options: Any
+    ) -> None:
+        """`prefix` is a command that runs the keeper's. `options` are Popen's; by default the output goes to files."""
         self.settings = settings
         folder = Path(settings.workspace).parent
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trial_keeper"],
+                [*prefix, sys.executable, "-m", "trial_keeper"],
                 **{
                     "stdin": subprocess.DEVNULL,
                     "stdout": stdout,
@@ -388,12 +407,15 @@ class Site:
         folder = self.workspace.trial(trial_id)
         folder.path.mkdir()
         folder.parameter_cfg.write_text('{"parameter_id": 0, "parameters": {"x": 1}}')
-        document = TrialDocument(**{
-            "trial_id": trial_id,
-            "sequence_id": 7,
-            "command": command,
-            "code_dir": str(self.code),
-        } | fields)
+        document = TrialDocument(
+            **{
+                "trial_id": trial_id,
+                "sequence_id": 7,
+                "command": command,
+                "code_dir": str(self.code),
+            }
+            | fields
+        )
         folder.trial_json.write_bytes(document.to_bytes())
 
     def add_python_trial(self, script: str, **fields: Any) -> None:
@@ -403,16 +425,19 @@ class Site:
 
     def settings(self, **overrides: Any) -> KeeperSettings:
         """The settings of the keeper of the trial."""
-        return KeeperSettings(**{
-            "experiment_id": EXPERIMENT,
-            "job_id": TRIAL,
-            "workspace": str(self.workspace.root),
-            "token": TOKEN,
-            "trial_id": TRIAL,
-        } | overrides)
+        return KeeperSettings(
+            **{
+                "experiment_id": EXPERIMENT,
+                "job_id": TRIAL,
+                "workspace": str(self.workspace.root),
+                "token": TOKEN,
+                "trial_id": TRIAL,
+            }
+            | overrides
+        )
 
     def start_keeper(self, *, options: dict[str, Any] | None = None, **overrides: Any) -> KeeperProcess:
-        """Start a keeper; `overrides` are settings, `options` Popen's."""
+        """Start a keeper; `overrides` are settings, `options` are KeeperProcess's."""
         keeper = KeeperProcess(self.settings(**overrides), self.environ, **(options or {}))
         self._keepers.append(keeper)
         return keeper

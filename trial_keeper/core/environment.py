@@ -1,7 +1,6 @@
 """The environment a trial sees."""
 
 from collections.abc import Mapping
-from pathlib import PurePath
 
 from trial_keeper.settings import without_settings
 from trial_keeper.wire.workspace import AttemptFolder, TrialDocument
@@ -22,7 +21,7 @@ def trial_environ(
         "NNI_TRIAL_SEQ_ID": str(trial.sequence_id),
         "NNI_SYS_DIR": str(folder.path),
         "NNI_OUTPUT_DIR": str(folder.output),
-        "NNI_CODE_DIR": str(PurePath(trial.code_dir)),
+        "NNI_CODE_DIR": trial.code_dir,
         "PYTHONUNBUFFERED": "1",
     }
     if trial.gpu_indices is not None:

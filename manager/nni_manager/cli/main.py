@@ -136,7 +136,7 @@ def _start_options(command: _Command) -> _Command:
         click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
         click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
         click.option(
-            "--port", "-p", type=_Port(), default="8080", show_default=True,
+            "--port", "-p", type=_Port(), default="8080", show_default=True, metavar="N|auto",
             help="Port of the HTTP API; keepers use the next one. auto: the first two that are free.",
         ),
     ):  # fmt: skip

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from nni_manager.cli import output
 from nni_manager.cli.client import ManagerClient, ManagerSilent
@@ -219,8 +219,11 @@ def leave(known: KnownExperiment) -> None:
     process = known.folder.running_process()
     if process is None:
         return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGTERM)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        owner = psutil.Process(process.pid)
+        # A manager that is just starting has not written its pid yet; what stands there may be anybody's by now.
+        if str(known.folder.path) in owner.cmdline():
+            owner.terminate()
     if not _wait_until_gone(known.folder, _LEFT_WITHIN_S):
         raise ManagerStuck(
             f"cannot end the manager of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "

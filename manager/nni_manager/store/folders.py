@@ -4,12 +4,16 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nni_manager.errors import UserMistake
 from trial_keeper.wire.workspace import Workspace, replace_file
+
+# Whoever looks whether an experiment is owned holds its lock for a moment, and must not keep a manager from starting.
+_OWNED_WITHIN_S = 1.0
 
 
 class ExperimentUnknown(UserMistake):
@@ -109,9 +113,13 @@ class ExperimentFolder:
 
     def running_process(self) -> ManagerProcess | None:
         """The manager that owns the experiment now; None when there is none."""
-        with contextlib.suppress(ExperimentTaken), self.owned():
-            return None
-        return self.process()
+        with self._lock_file() as descriptor:
+            try:
+                # Shared: two who look at the same time are not taken for owners by each other.
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return self.process()
+        return None
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
@@ -120,18 +128,30 @@ class ExperimentFolder:
         Raises:
             ExperimentTaken: another process owns it.
         """
+        gives_up_at_s = time.monotonic() + _OWNED_WITHIN_S
+        with self._lock_file() as descriptor:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > gives_up_at_s:
+                        owner = self.process()
+                        whom = (
+                            f"manager process {owner.pid}, port {owner.port}" if owner else "another manager"
+                        )
+                        raise ExperimentTaken(
+                            f"cannot own experiment {self.experiment_id}: {whom} does; "
+                            f"stop it first with `nnictl stop {self.experiment_id}`"
+                        ) from error
+                    time.sleep(0.01)
+            yield
+
+    @contextlib.contextmanager
+    def _lock_file(self) -> Iterator[int]:
         descriptor = os.open(self.path / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                owner = self.process()
-                whom = f"manager process {owner.pid}, port {owner.port}" if owner else "another manager"
-                raise ExperimentTaken(
-                    f"cannot own experiment {self.experiment_id}: {whom} does; "
-                    f"stop it first with `nnictl stop {self.experiment_id}`"
-                ) from error
-            yield
+            yield descriptor
         finally:
             os.close(descriptor)
 

@@ -1,0 +1,639 @@
+"""The keeper as a process: what it starts, what it leaves behind, and the code it ends with."""
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_manager import EXPERIMENT, KEY, TOKEN, TRIAL
+from real_experiment import wait_until
+
+from nni_sdk.records import decode
+from trial_keeper import __version__
+from trial_keeper.wire.messages import AttemptKey, Hello, StopTrial, Stream, TrialEnded, TrialStarted
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import exit_from_bytes
+
+pytestmark = pytest.mark.timeout(90)
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "environments"
+REPORTING = """
+import sys
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range(300):
+    nni.report_intermediate_result({"default": i, "note": "é" * (i % 7)})
+nni.report_final_result(300)
+print("to stdout")
+print("to stderr", file=sys.stderr)
+"""
+# Says its last word after the polite signal.
+POLITE = """
+import signal, sys
+import nni_sdk as nni
+nni.get_next_parameter()
+def stop(*_):
+    for i in range(1000):
+        nni.report_intermediate_result(i)
+    nni.report_final_result("last words")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+nni.report_intermediate_result("ready")
+while True:
+    signal.pause()
+"""
+DEAF = """
+import signal, subprocess
+import nni_sdk as nni
+nni.get_next_parameter()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+children = [subprocess.Popen(["sleep", "1000"]), subprocess.Popen(["sleep", "1000"], start_new_session=True)]
+nni.report_intermediate_result({"default": 0, "pids": [child.pid for child in children]})
+while True:
+    signal.pause()
+"""
+
+
+def exit_of(site, key=KEY):
+    return exit_from_bytes(site.attempt(key).exit_json.read_bytes())
+
+
+def run_keeper(*arguments, environ):
+    return subprocess.run(
+        [sys.executable, "-m", "trial_keeper", *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def assert_gone(pid):
+    """Wait for the end of a process that somebody else has to reap."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], 10)[0], f"process {pid} goes on"
+    finally:
+        os.close(descriptor)
+
+
+# ---- an ordinary trial
+
+
+def test_the_metrics_of_a_trial_arrive_byte_for_byte_and_its_end_is_told_once_all_is_said(site):
+    site.add_python_trial(REPORTING)
+    keeper = site.start_keeper()
+    assert keeper.wait() == 0
+    written = decode(site.file(), 0)
+    assert len(written.records) == 301
+    assert site.manager.stored() == site.file()
+    assert site.manager.store.records[KEY] == written.records
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert ended == exit_of(site)
+    assert ended.reason is ExitReason.SUCCEEDED
+    assert ended.final_sizes == {Stream.METRICS: len(site.file())}
+    assert ended.message == ""
+    (started,) = site.manager.all_of(TrialStarted)
+    assert started.started_at_s == ended.started_at_s <= ended.ended_at_s <= time.time()
+    assert site.manager.messages.index(started) < site.manager.messages.index(ended)
+    assert site.manager.all_of(Hello) == [Hello(__version__, EXPERIMENT, TRIAL, "main-0", (KEY,))]
+
+
+def test_with_log_collection_every_stream_arrives(site):
+    site.add_python_trial(REPORTING)
+    assert site.start_keeper(collect_logs=True).wait() == 0
+    assert site.file(Stream.STDOUT) == b"to stdout\n"
+    assert site.file(Stream.STDERR) == b"to stderr\n"
+    assert b"the command runs" in site.file(Stream.KEEPER)
+    for stream in Stream:
+        assert site.manager.stored(stream) == site.file(stream), stream
+        assert exit_of(site).final_sizes[stream] == len(site.file(stream))
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [
+        ("exit 0", 0, ExitReason.SUCCEEDED),
+        ("exit 3", 3, ExitReason.NONZERO_EXIT),
+        ("exit 255", 255, ExitReason.NONZERO_EXIT),
+        ("no-such-command-here", 127, ExitReason.NONZERO_EXIT),
+        ("kill -KILL $$", 137, ExitReason.SIGNAL),
+        ("kill -TERM $$", 143, ExitReason.SIGNAL),
+        ("false | cat; echo no", 1, ExitReason.NONZERO_EXIT),
+        ("(exit 7); echo no", 7, ExitReason.NONZERO_EXIT),
+    ],
+)
+def test_the_keeper_ends_with_the_code_of_its_trial(site, command, code, reason):
+    site.add_trial(f"echo why >&2; {command}")
+    assert site.start_keeper().wait() == code
+    assert (exit_of(site).exit_code, exit_of(site).reason) == (code, reason)
+    assert site.manager.all_of(TrialEnded) == [exit_of(site)]
+    assert exit_of(site).message.startswith("why") == bool(code)
+    assert site.file(Stream.STDOUT) == b""
+
+
+def test_the_last_lines_of_stderr_tell_why_a_trial_failed(site):
+    site.add_trial("seq 100000 >&2; exit 1")
+    assert site.start_keeper().wait() == 1
+    lines = exit_of(site).message.splitlines()
+    assert lines[-1] == "100000"
+    assert len(lines) > 100
+    assert lines == [str(number) for number in range(100001 - len(lines), 100001)]
+
+
+# ---- what a trial finds
+
+
+def trial_environ(site):
+    dump = (site.attempt().output / "environ").read_text()
+    return dict(line.split("=", 1) for line in dump.split("\0") if line)
+
+
+DUMP = 'env -0 > "$NNI_OUTPUT_DIR/environ"; pwd; cat'
+
+
+def test_a_trial_finds_the_containers_variables_and_its_own_and_none_of_the_keepers(site):
+    site.environ["GREETING"] = "a 'b' \"c\" $HOME\n=é"
+    site.add_trial(DUMP)
+    assert site.start_keeper().wait() == 0
+    environ = trial_environ(site)
+    folder = site.attempt().path
+    assert {name: value for name, value in environ.items() if name.startswith("NNI_")} == {
+        "NNI_PLATFORM": "local",
+        "NNI_EXP_ID": EXPERIMENT,
+        "NNI_TRIAL_JOB_ID": TRIAL,
+        "NNI_TRIAL_SEQ_ID": "7",
+        "NNI_SYS_DIR": str(folder),
+        "NNI_OUTPUT_DIR": str(folder / "output"),
+        "NNI_CODE_DIR": str(site.code),
+    }
+    assert environ["PYTHONUNBUFFERED"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environ
+    assert not [name for name in environ if name.startswith("TRIAL_KEEPER_")]
+    of_bash = {"PWD", "OLDPWD", "SHLVL", "_"}
+    own = {
+        name: value for name, value in environ.items() if not name.startswith("NNI_") and name not in of_bash
+    }
+    container = {name: value for name, value in site.environ.items() if name not in of_bash}
+    assert own == container | {"PYTHONUNBUFFERED": "1"}
+
+
+def test_a_trial_starts_in_its_code_folder_with_nothing_on_stdin(site):
+    site.add_trial(DUMP)
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"for the keeper")
+    try:
+        assert site.start_keeper(options={"stdin": read_end}).wait() == 0
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert site.file(Stream.STDOUT).decode() == f"{site.code}\n"
+    parameters = site.workspace.trial(TRIAL).parameter_cfg.read_bytes()
+    assert site.attempt().parameter_cfg.read_bytes() == parameters
+
+
+@pytest.mark.parametrize(
+    ("indices", "container", "visible"),
+    [((), "0,1,2", "-1"), ((0, 2), None, "0,2"), (None, "1", "1"), (None, None, None)],
+)
+def test_a_trial_sees_the_gpus_it_was_given(site, indices, container, visible):
+    if container is not None:
+        site.environ["CUDA_VISIBLE_DEVICES"] = container
+    site.add_trial(DUMP, gpu_indices=indices)
+    assert site.start_keeper().wait() == 0
+    assert trial_environ(site).get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_the_token_is_in_no_file(site):
+    site.add_trial("env; env >&2; exit 1")
+    keeper = site.start_keeper(collect_logs=True, relay_output=True)
+    assert keeper.wait() == 1
+    files = [path for path in site.code.parent.rglob("*") if path.is_file()]
+    assert keeper.stderr_file in files
+    assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "task"),
+    [("openpai-upper-case-role", "Bert_Large-1"), ("frameworkcontroller", None)],
+)
+def test_the_clusters_name_of_the_task_is_the_name_of_its_folder(site, recorded, task):
+    lines = (GOLDEN / f"{recorded}.env").read_text().splitlines()
+    cluster = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    task = task or f"{cluster['FC_TASKROLE_NAME']}-{cluster['FC_TASK_INDEX']}"
+    site.environ |= cluster
+    site.add_trial(DUMP)
+    assert site.start_keeper().wait() == 0
+    key = AttemptKey(TRIAL, 0, task)
+    assert exit_of(site, key).reason is ExitReason.SUCCEEDED
+    assert site.manager.all_of(TrialEnded)[0].key == key
+    assert site.manager.all_of(Hello)[0].task == task
+
+
+# ---- stopping
+
+
+def test_what_a_trial_reports_after_the_polite_signal_arrives(site):
+    site.add_python_trial(POLITE)
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    keeper.signal(signal.SIGTERM)
+    assert keeper.wait() == 0
+    assert site.manager.stored() == site.file()
+    assert site.manager.store.records[KEY][-1].value == '"last words"'
+    assert exit_of(site).reason is ExitReason.JOB_LOST
+
+
+@pytest.mark.parametrize("command", ["true; {} ; true", "{} | cat", "({})& wait"])
+def test_a_shell_that_dies_of_the_polite_signal_does_not_cut_its_programs_grace_short(site, command):
+    (site.code / "train.py").write_text(POLITE)
+    site.add_trial(command.format(f"{sys.executable} train.py"))
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    site.manager.send(StopTrial(TRIAL, ExitReason.EARLY_STOPPED))
+    assert keeper.wait() == 128 + signal.SIGTERM
+    assert site.manager.store.records[KEY][-1].value == '"last words"'
+    assert exit_of(site).reason is ExitReason.EARLY_STOPPED
+
+
+@pytest.mark.parametrize("reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER])
+def test_a_stop_over_the_stream_carries_its_reason_to_the_end(site, reason):
+    site.add_python_trial(POLITE)
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    site.manager.send(StopTrial(TRIAL, reason))
+    assert keeper.wait() == 0
+    assert [ended.reason for ended in site.manager.all_of(TrialEnded)] == [reason]
+    assert exit_of(site).reason is reason
+
+
+def test_a_trial_that_is_deaf_to_the_polite_signal_is_killed_with_all_it_started(site):
+    site.add_python_trial(DEAF)
+    keeper = site.start_keeper(grace_s=0.3)
+    site.manager.wait_for_bytes(b"pids")
+    value = site.manager.store.records[KEY][0].value
+    asked_at_s = time.time()
+    keeper.signal(signal.SIGTERM)
+    assert keeper.wait() == 128 + signal.SIGKILL
+    assert exit_of(site).ended_at_s - asked_at_s >= 0.3
+    for pid in json.loads(value)["pids"]:
+        assert_gone(pid)
+    assert b"killing it" in site.file(Stream.KEEPER)
+
+
+@pytest.mark.parametrize(
+    "start", ["sleep 1000 &", "setsid sleep 1000 &", "nohup setsid sh -c 'sleep 1000; :' &"]
+)
+def test_what_the_command_left_in_the_background_keeps_nobody(site, start):
+    site.add_trial(f"{start} echo $!; exit 4")
+    assert site.start_keeper().wait() == 4
+    assert_gone(int(site.file(Stream.STDOUT)))
+    assert exit_of(site).reason is ExitReason.NONZERO_EXIT
+
+
+def test_orphans_of_a_trial_are_reaped_while_it_runs(site):
+    site.gate("gate")
+    site.add_trial("for i in 1 2 3 4 5; do (true & true) & done; wait; read _ < gate || true")
+    keeper = site.start_keeper()
+    wait_until(lambda: site.attempt().stream(Stream.KEEPER).stat().st_size, "the command runs")
+    wait_until(lambda: site.manager.connections, "the keeper is connected")
+    wait_until(
+        lambda: (
+            [child.status() for child in psutil.Process(keeper.pid).children()]
+            in ([psutil.STATUS_SLEEPING], [psutil.STATUS_DISK_SLEEP])
+        ),
+        "only the command is left",
+    )
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_comes_at_once_is_not_lost(silent_site, number):
+    site = silent_site
+    site.add_trial('trap "exit 5" TERM; echo > started; while :; do read _ < /dev/zero; done')
+    os.mkfifo(site.code / "started")
+    keeper = site.start_keeper(linger_s=0, grace_s=20)
+    (site.code / "started").read_bytes()  # the command runs, gRPC is not even imported
+    keeper.signal(number)
+    assert keeper.wait() in (5, 128 + signal.SIGTERM)
+    assert exit_of(site).reason is ExitReason.JOB_LOST
+
+
+# ---- without a manager
+
+
+def test_a_trial_needs_no_manager(silent_site):
+    site = silent_site
+    site.add_python_trial(REPORTING.replace("print(", "sys.exit(3) if i else print("))
+    keeper = site.start_keeper(linger_s=0.5)
+    assert keeper.wait() == 3
+    assert len(decode(site.file(), 0).records) == 301
+    ended = exit_of(site)
+    assert (ended.exit_code, ended.final_sizes) == (3, {Stream.METRICS: len(site.file())})
+    assert time.time() >= ended.ended_at_s + 0.5
+    assert keeper.stderr.count("nobody listens at 127.0.0.1:9") == 1
+
+
+# ---- what keeps a keeper from its work
+
+
+def test_a_version_mismatch_runs_nothing_and_says_what_to_do(site):
+    site.manager.version = "99.1.0"
+    site.manager.write_document()
+    site.add_trial("touch ran")
+    keeper = site.start_keeper()
+    assert keeper.wait() == 103
+    assert not (site.code / "ran").exists()
+    ended = exit_of(site)
+    assert (ended.reason, ended.exit_code) == (ExitReason.VERSION, 103)
+    for text in (ended.message, keeper.stderr):
+        assert "99.1.0" in text
+        assert __version__ in text
+        assert "pip install" in text
+    assert site.manager.messages == []
+
+
+def test_a_version_mismatch_runs_all_the_same_when_nobody_checks(site):
+    site.manager.version = "99.1.0"
+    site.manager.write_document()
+    site.add_trial("touch ran")
+    assert site.start_keeper(version_check=False).wait() == 0
+    assert (site.code / "ran").exists()
+
+
+def test_a_workspace_that_is_not_mounted_is_named_after_the_storage_had_its_time(site, tmp_path):
+    keeper = site.start_keeper(workspace=str(tmp_path / "nowhere"))
+    assert keeper.wait() == 101
+    assert keeper.stderr.count("\n") == 1
+    assert re.match(
+        r"trial-keeper: cannot find \S+/nowhere/trials/trial1/trial\.json: .*check the mount", keeper.stderr
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"addresses": []}'])
+def test_a_manager_document_that_is_none_is_an_error_with_a_remedy(site, content):
+    site.add_trial("touch ran")
+    site.workspace.manager_json.write_bytes(content)
+    keeper = site.start_keeper()
+    assert keeper.wait() == 101
+    assert re.match(r"trial-keeper: cannot read manager\.json: .*nnictl resume.*\n$", keeper.stderr)
+    assert not (site.code / "ran").exists()
+
+
+def test_a_workspace_in_which_no_folder_can_be_made_is_an_error(site):
+    site.add_trial("touch ran")
+    site.workspace.trial(TRIAL).attempts.write_text("a file")
+    keeper = site.start_keeper()
+    assert keeper.wait() == 102
+    assert re.match(
+        r"trial-keeper: cannot write in the workspace \S+: Not a directory; check .*\n$", keeper.stderr
+    )
+    assert not (site.code / "ran").exists()
+
+
+@pytest.fixture
+def private_mounts():
+    """A command that runs a shell script in a mount namespace of its own, with more arguments after it."""
+    prefix = ("unshare", "--mount", "sh", "-c")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*prefix, "mount -t tmpfs t /mnt"], capture_output=True).returncode
+    ):
+        pytest.skip("this machine lets tests mount nothing")
+    return prefix
+
+
+@pytest.mark.parametrize(
+    ("mount", "remedy"),
+    [
+        (
+            "mount --bind {0} {0} && mount -o remount,ro,bind {0}",
+            "Read-only file system; mount it read-write",
+        ),
+        (
+            "mkdir {0}-full && mount -t tmpfs -o size=64k full {0}-full && cp -r {0}/. {0}-full && "
+            "mount --move {0}-full {0} && cat /dev/zero > {0}/filler || true",
+            "No space left on device; free some space there",
+        ),
+    ],
+)
+def test_a_workspace_that_takes_no_more_is_an_error_with_its_remedy(site, private_mounts, mount, remedy):
+    site.add_trial("touch ran")
+    script = mount.format(site.workspace.root) + ' 2>/dev/null; exec "$@"'
+    keeper = site.start_keeper(options={"prefix": (*private_mounts, script, "sh")})
+    assert keeper.wait() == 102
+    assert keeper.stderr == f"trial-keeper: cannot write in the workspace {site.workspace.root}: {remedy}\n"
+    assert not (site.code / "ran").exists()
+
+
+def test_a_disk_that_fills_up_during_a_trial_ends_the_trial_and_not_the_keeper(site, private_mounts):
+    site.add_trial("cat /dev/zero")
+    root = site.workspace.root
+    script = (
+        f"mkdir {root}-small && mount -t tmpfs -o size=1m small {root}-small && cp -r {root}/. {root}-small && "
+        f'mount --move {root}-small {root} && exec "$@"'
+    )
+    keeper = site.start_keeper(options={"prefix": (*private_mounts, script, "sh")})
+    assert keeper.wait() == 1
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 1)
+    assert f"cannot write in the workspace {root}: No space left on device; free some space" in keeper.stderr
+
+
+@pytest.mark.parametrize(("code_dir", "path"), [("{}/nowhere", None), ("{}/file", None), ("{}", "/nowhere")])
+def test_a_command_that_cannot_be_started_is_told_like_any_other_end(site, code_dir, path):
+    (site.code / "file").touch()
+    if path is not None:
+        site.environ["PATH"] = path
+    site.add_trial("touch ran", code_dir=code_dir.format(site.code))
+    keeper = site.start_keeper(collect_logs=True)
+    assert keeper.wait() == 104
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert ended == exit_of(site)
+    assert (ended.reason, ended.exit_code) == (ExitReason.COULD_NOT_START, 104)
+    assert re.match(
+        r"cannot (enter the code folder|start bash for the command) .*; (check|use) ", ended.message
+    )
+    assert site.manager.all_of(TrialStarted) == []
+
+
+@pytest.mark.parametrize("command", ["echo \0", "x" * 200_000, "echo \ud800"])
+def test_a_command_that_no_system_takes_is_told_in_a_sentence(site, command):
+    site.add_trial(command)
+    assert site.start_keeper().wait() == 104
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert re.match(r"cannot start (bash for )?the command '.{,210}'", ended.message)
+
+
+def test_a_keeper_without_settings_names_all_that_are_missing(site):
+    result = run_keeper(environ=site.environ)
+    assert (result.returncode, result.stdout) == (100, "")
+    assert result.stderr.startswith("trial-keeper: cannot read the keeper's settings: ")
+    for name in ("EXPERIMENT_ID", "JOB_ID", "WORKSPACE", "TOKEN", "TRIAL_ID"):
+        assert f"TRIAL_KEEPER_{name} is not set" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_id_that_leads_out_of_the_workspace_is_refused(site):
+    keeper = site.start_keeper(trial_id="../../etc")
+    assert keeper.wait() == 100
+    assert re.match(r"trial-keeper: cannot run trial '\.\./\.\./etc': ", keeper.stderr)
+
+
+def test_a_bug_has_a_code_of_its_own_and_leaves_no_trial(site):
+    # Another Welcome on an open stream is what no manager may say; here it stands for everything nobody thought of.
+    from trial_keeper.wire.messages import Welcome
+
+    site.add_trial("echo $$; exec sleep 1000")
+    keeper = site.start_keeper()
+    site.manager.wait_for(lambda: site.manager.all_of(TrialStarted), "TrialStarted")
+    site.manager.send(Welcome(__version__))
+    assert keeper.wait() == 110
+    assert "Traceback" in keeper.stderr
+    assert "trial-keeper: cannot go on: The keeper has a bug." in keeper.stderr
+    assert_gone(int(site.file(Stream.STDOUT)))
+
+
+def test_help_and_version_need_no_settings(site):
+    help_page = run_keeper("--help", environ=site.environ)
+    assert (help_page.returncode, help_page.stderr) == (0, "")
+    assert help_page.stdout.startswith("usage: trial-keeper")
+    assert run_keeper("--version", environ=site.environ).stdout == f"trial-keeper {__version__}\n"
+
+
+def test_an_unknown_argument_is_an_error_in_one_line(site):
+    result = run_keeper("--verbose", "now", environ=site.environ | site.settings().to_environ())
+    assert (result.returncode, result.stdout) == (100, "")
+    assert result.stderr == "cannot use '--verbose now': trial-keeper takes --help or --version only\n"
+
+
+# ---- attempts
+
+
+def test_a_job_that_is_started_again_makes_a_second_attempt(site):
+    site.add_trial('echo "$NNI_SYS_DIR"')
+    for _ in range(2):
+        assert site.start_keeper(collect_logs=True).wait() == 0
+    keys = [AttemptKey(TRIAL, number, "main-0") for number in (0, 1)]
+    assert [ended.key for ended in site.manager.all_of(TrialEnded)] == keys
+    for key in keys:
+        assert site.manager.stored(Stream.STDOUT, key).decode() == f"{site.attempt(key).path}\n"
+
+
+def test_two_keepers_at_the_same_moment_get_different_attempts(site):
+    site.add_python_trial(REPORTING)
+    keepers = [site.start_keeper() for _ in range(3)]
+    assert [keeper.wait() for keeper in keepers] == [0, 0, 0]
+    keys = {AttemptKey(TRIAL, number, "main-0") for number in range(3)}
+    assert set(site.workspace.attempts_of(TRIAL)) == keys
+    for key in keys:
+        assert site.manager.stored(key=key) == site.file(key=key)
+        assert len(site.manager.store.records[key]) == 301
+
+
+# ---- the keeper's own output
+
+OWN_LINE = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d trial-keeper \[[^\n]*\n")
+TALKATIVE = """
+import sys
+for i in range(5 * 1024):
+    sys.stdout.write(f"{i:>1023}\\n")
+    if i % 8 == 0:
+        sys.stderr.write(f"{i:>999}\\n")
+"""
+
+
+def test_the_output_of_a_trial_appears_whole_on_the_keepers_own(site):
+    site.add_python_trial(TALKATIVE)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    keeper = site.start_keeper(relay_output=True, options=pipes)
+    stdout, stderr = keeper.process.communicate(timeout=60)
+    assert keeper.process.returncode == 0
+    assert len(stdout) == 5 * 1024 * 1024
+    assert stdout == site.file(Stream.STDOUT)
+    assert OWN_LINE.search(stderr)
+    assert OWN_LINE.sub(b"", stderr) == site.file(Stream.STDERR)
+
+
+def test_without_relay_the_keeper_says_its_own_lines_only(site):
+    site.add_python_trial(TALKATIVE)
+    keeper = site.start_keeper()
+    assert keeper.wait() == 0
+    assert keeper.stdout_file.read_bytes() == b""
+    assert OWN_LINE.sub(b"", keeper.stderr_file.read_bytes()) == b""
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one pipe for both", "two pipes"])
+def test_a_reader_that_does_not_read_keeps_no_trial_from_its_end(site, together):
+    site.add_python_trial(TALKATIVE)
+    stderr = subprocess.STDOUT if together else subprocess.PIPE
+    keeper = site.start_keeper(
+        relay_output=True, collect_logs=True, options={"stdout": subprocess.PIPE, "stderr": stderr}
+    )
+    assert keeper.wait() == 0
+    assert site.manager.stored(Stream.STDOUT) == site.file(Stream.STDOUT)
+    assert exit_of(site).reason is ExitReason.SUCCEEDED
+
+
+@pytest.mark.parametrize("relay_output", [True, False])
+def test_output_that_nobody_can_read_any_more_is_harmless(site, relay_output):
+    site.add_python_trial(TALKATIVE)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        keeper = site.start_keeper(
+            relay_output=relay_output, options={"stdout": write_end, "stderr": write_end}
+        )
+    finally:
+        os.close(write_end)
+    assert keeper.wait() == 0
+    assert site.manager.all_of(TrialEnded) == [exit_of(site)]
+
+
+def test_a_keeper_whose_standard_descriptors_are_closed_works(site):
+    site.add_python_trial(TALKATIVE)
+    prefix = ("bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash")
+    keeper = site.start_keeper(relay_output=True, collect_logs=True, options={"prefix": prefix})
+    assert keeper.wait() == 0
+    assert len(site.file(Stream.STDOUT)) == 5 * 1024 * 1024
+    for stream in Stream:
+        assert site.manager.stored(stream) == site.file(stream), stream
+
+
+# ---- size
+
+
+def test_fifty_megabytes_in_one_go_arrive_and_do_not_pass_through_memory_at_once(site):
+    site.manager.closes = False
+    site.add_python_trial(
+        "import os\n"
+        "from nni_sdk.records import encode\n"
+        "frames = b''.join(encode(0, 'trial1', 'PERIODICAL', i, 'x' * 100_000) for i in range(500))\n"
+        "metrics = os.open(os.environ['NNI_SYS_DIR'] + '/.nni/metrics', os.O_WRONLY | os.O_APPEND)\n"
+        "assert os.write(metrics, frames) == len(frames) > 50_000_000\n"
+    )
+    keeper = site.start_keeper()
+    site.manager.wait_for(
+        lambda: site.manager.store.ended and len(site.manager.stored()) == len(site.file()) > 50_000_000,
+        "all arrived",
+    )
+    status = Path(f"/proc/{keeper.pid}/status").read_text()
+    site.manager.closes = True
+    site.manager.break_streams()
+    assert keeper.wait() == 0
+    assert site.manager.stored() == site.file()
+    assert len(site.manager.store.records[KEY]) == 500
+    peak_kb = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+    assert peak_kb < 80 * 1024

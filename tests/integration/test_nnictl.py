@@ -1,0 +1,370 @@
+"""The real nnictl as a process, on experiments of a few tiny trials."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+BIN = Path(sys.executable).parent
+CONFIG = """\
+authorName: ada
+experimentName: tiny
+trialConcurrency: 2
+maxTrialNum: 3
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+logDir: ../experiments
+useAnnotation: false
+tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize}}
+trial: {command: python3 train.py, codeDir: .}
+"""
+SPACE = '{"lr": {"_type": "uniform", "_value": [0, 1]}}'
+GOOD = """\
+import nni_sdk
+lr = nni_sdk.get_next_parameter()["lr"]
+print("lr is", lr)
+nni_sdk.report_intermediate_result(lr / 2)
+nni_sdk.report_final_result(lr)
+"""
+# Reports once and then waits for a signal.
+ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A user's home with one experiment of which nothing is wrong. Whatever a test starts there ends with it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "config.yml").write_text(CONFIG)
+    (folder / "search_space.json").write_text(SPACE)
+    (folder / "train.py").write_text(GOOD)
+    yield folder
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def processes_of(folder):
+    """Managers, keepers and trials of this home, all of which have its name in their environment."""
+    home = f"{folder.parent}"
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == home and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def environ_of(folder):
+    outside = {
+        name: value for name, value in os.environ.items() if not name.startswith(("NNI_", "TRIAL_KEEPER_"))
+    }
+    return outside | {
+        "HOME": str(folder.parent),
+        "XDG_STATE_HOME": str(folder.parent / "state"),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
+
+
+@pytest.fixture
+def nnictl(place):
+    """Runs nnictl to its end."""
+
+    def run(*arguments):
+        return subprocess.run(
+            [BIN / "nnictl", *arguments],
+            cwd=place,
+            env=environ_of(place),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+@pytest.fixture
+def started(place):
+    """Starts nnictl and gives the process; its stdout is a pipe of lines."""
+    processes = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [BIN / "nnictl", *arguments],
+            cwd=place,
+            env=environ_of(place),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def created(place, nnictl, script=ENDLESS):
+    (place / "train.py").write_text(script)
+    done = nnictl("create", "--config", "config.yml", "--port", "auto")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split("The experiment id is ")[1].split()[0]
+
+
+def read_until(process, text):
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if text in line:
+            return "".join(seen)
+    pytest.fail(f"{text!r} was not said: {''.join(seen)}{process.stderr.read()}")
+
+
+def registered(place):
+    return sorted(path.stem for path in (place.parent / "state").rglob("*.json"))
+
+
+def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nnictl, started):
+    name = created(place, nnictl)
+    (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    assert (listed["id"], listed["experimentName"], listed["managerIsRunning"]) == (name, "tiny", True)
+    assert name in nnictl("experiment", "list").stdout
+    assert json.loads(nnictl("experiment", "status").stdout) == {"status": "RUNNING", "errors": []}
+    assert json.loads(nnictl("experiment", "show", name[:4]).stdout)["params"]["maxTrialNum"] == 3
+
+    top = started("top", "--time", "0.1")
+    read_until(top, "0/3 ended, 2 running")
+    top.send_signal(signal.SIGINT)
+    assert top.wait(20) == 130
+
+    trials = json.loads(nnictl("trial", "ls", "--json").stdout)
+    assert [trial["state"] for trial in trials] == ["RUNNING", "RUNNING"]
+    assert "RUNNING" in nnictl("trial", "ls", "--head", "1").stdout
+    killed = nnictl("trial", "kill", "--trial-id", trials[0]["id"])
+    assert killed.returncode == 0
+    assert nnictl("resume", name).stderr.startswith(
+        f"ERROR: cannot resume experiment {name}: it runs on port "
+    )
+
+    stopped = nnictl("stop")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert stopped.stdout.splitlines()[0] == f"INFO: Stopping experiment {name}"
+    assert stopped.stdout.splitlines()[-1] == "INFO: Stop experiment success."
+    assert processes_of(place) == []
+    assert json.loads(nnictl("experiment", "list", "--json").stdout) == []
+    assert "STOPPED" in nnictl("experiment", "list", "--all").stdout
+    states = {trial["state"] for trial in json.loads(nnictl("trial", "ls", name, "--json").stdout)}
+    assert states == {"USER_CANCELED"}
+    assert nnictl("stop", name).stderr.startswith(
+        f"ERROR: cannot stop experiment {name}: it is STOPPED already; "
+    )
+
+
+def test_what_is_said_of_trials_is_the_same_with_and_without_a_manager(place, nnictl, started):
+    (place / "train.py").write_text(GOOD)
+    process = started("create", "-c", "config.yml", "-p", "auto")
+    out, _ = process.communicate(timeout=60)
+    name = out.split("The experiment id is ")[1].split()[0]
+    assert started("top", name, "--time", "0.1").wait(60) == 0
+    questions = [
+        ("trial", "ls", name, "--json"),
+        ("experiment", "show", name),
+        ("experiment", "status", name),
+    ]
+    live = [json.loads(nnictl(*question).stdout) for question in questions]
+    (live_line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    assert nnictl("stop", name).returncode == 0
+    stored = [json.loads(nnictl(*question).stdout) for question in questions]
+    (stored_line,) = json.loads(nnictl("experiment", "list", "--all", "--json").stdout)
+    assert stored == live
+    running = {"port", "pid", "managerIsRunning"}
+    assert {k: v for k, v in stored_line.items() if k not in running} == {
+        k: v for k, v in live_line.items() if k not in running
+    }
+    assert (live[0][0]["intermediateCount"], live[0][0]["state"]) == (1, "SUCCEEDED")
+
+
+def test_an_experiment_in_the_foreground_runs_to_the_end_and_leaves_no_process(place, nnictl):
+    done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "DONE 3/3 ended, 0 running, best 0." in done.stdout
+    name = done.stdout.split("The experiment id is ")[1].split()[0]
+    assert f"nnictl trial ls {name}" in done.stdout
+    assert processes_of(place) == []
+    best = next(line.split() for line in done.stdout.splitlines() if line.startswith("1  "))
+    log = nnictl("log", "trial", name, "--trial-id", best[1])
+    assert log.stdout.startswith("lr is 0.")
+    path = nnictl("log", "trial", name, "--trial-id", best[1], "--stream", "stderr", "--path").stdout.strip()
+    assert Path(path).read_text() == ""
+
+
+def test_an_experiment_without_a_success_ends_with_the_error_of_the_script(place, nnictl):
+    (place / "train.py").write_text("import no_such_module_here\n")
+    done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ERROR: cannot finish experiment ")
+    assert "none of 3 trials succeeded; the last one (" in last
+    assert (
+        "exit code 1: ModuleNotFoundError: No module named 'no_such_module_here'; `nnictl log trial" in last
+    )
+    assert "Traceback" not in done.stderr
+    assert processes_of(place) == []
+
+
+MISTAKES = {
+    "an unknown key": ({"config.yml": CONFIG + "maxTrials: 3\n"}, "maxTrialNum"),
+    "a wrong type": ({"config.yml": CONFIG.replace("Num: 3", "Num: many")}, "cannot use maxTrialNum: "),
+    "no search space": ({"search_space.json": None}, "cannot use searchSpacePath: there is no "),
+    "a search space that is no JSON": ({"search_space.json": "{lr: 1}"}, "search_space.json:1: cannot "),
+    "a range upside down": ({"search_space.json": SPACE.replace("[0, 1]", "[1, 0]")}, "lr: "),
+    "a command that does not exist": (
+        {"config.yml": CONFIG.replace("python3", "pyhton3")}, "cannot find the command 'pyhton3' of trial.command in config.yml: "
+    ),
+    "a folder that cannot be made": ({"config.yml": CONFIG.replace("../experiments", "train.py/x")}, "train.py"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_bad_input_is_told_in_one_line_and_leaves_nothing(place, nnictl, mistake):
+    files, says = MISTAKES[mistake]
+    for file, text in files.items():
+        (place / file).unlink() if text is None else (place / file).write_text(text)
+    done = nnictl("create", "--config", "config.yml", "--port", "auto")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ERROR: ")
+    assert says in line
+    assert (done.returncode, registered(place), processes_of(place)) == (1, [], [])
+    assert not (place.parent / "experiments").exists()
+
+
+def test_a_port_of_another_program_is_refused_and_leaves_nothing(place, nnictl):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = nnictl("create", "--config", "config.yml", "--port", str(port))
+    assert done.stderr == (
+        f"ERROR: cannot use port {port}: another program uses it; choose another with --port N or --port auto\n"
+    )
+    assert (done.returncode, registered(place), processes_of(place)) == (1, [], [])
+    assert not (place.parent / "experiments").exists()
+
+
+def test_a_port_of_another_experiment_is_refused_with_its_name(place, nnictl):
+    name = created(place, nnictl)
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    done = nnictl("create", "--config", "config.yml", "--port", str(line["port"]))
+    assert done.returncode == 1
+    assert f"experiment {name} runs there; stop it with `nnictl stop {name}`" in done.stderr
+    assert registered(place) == [name]
+    assert nnictl("stop", "--all").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_in_the_foreground_stops_the_experiment(place, nnictl, started, number):
+    (place / "train.py").write_text(ENDLESS)
+    process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
+    said = read_until(process, "2 running")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    name = said.split("The experiment id is ")[1].split()[0]
+    assert (process.returncode, err) == (130, "")
+    assert f"INFO: Stopping experiment {name}" in out
+    assert f"INFO: Stop experiment success. `nnictl resume {name}` goes on with it." in out
+    assert processes_of(place) == []
+
+
+def test_a_second_interrupt_leaves_at_once_and_resume_finds_the_trials(place, nnictl, started):
+    # Trials that take their time to end: the first interrupt would have to wait for them.
+    (place / "train.py").write_text(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ENDLESS
+    )
+    process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
+    name = read_until(process, "2 running").split("The experiment id is ")[1].split()[0]
+    process.send_signal(signal.SIGINT)
+    read_until(process, "Stopping experiment")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.startswith(f"WARNING: experiment {name} is left as it is")
+    assert len(processes_of(place)) > 0
+    assert json.loads(nnictl("experiment", "list", "--json").stdout) == []
+
+
+def test_a_killed_manager_ends_the_view_with_the_way_to_go_on_and_resume_goes_on(place, nnictl, started):
+    (place / "train.py").write_text(ENDLESS)
+    process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
+    name = read_until(process, "2 running").split("The experiment id is ")[1].split()[0]
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    os.kill(line["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith(
+        f"ERROR: cannot follow experiment {name}: its manager (process {line['pid']}) died; "
+    )
+    assert "NOT RUNNING (was RUNNING)" in nnictl("experiment", "list", "--all").stdout
+    resumed = nnictl("resume", name, "--port", "auto")
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert [trial["state"] for trial in json.loads(nnictl("trial", "ls", "--json").stdout)] == ["RUNNING"] * 2
+    assert nnictl("stop", name).returncode == 0
+    assert processes_of(place) == []
+
+
+def test_a_manager_that_cannot_start_leaves_nothing(place, nnictl):
+    # A module that breaks the manager's start, where Python looks first.
+    broken = place.parent / "broken"
+    broken.mkdir()
+    (broken / "uvicorn.py").write_text("raise RuntimeError('no web today')\n")
+    done = subprocess.run(
+        [BIN / "nnictl", "create", "--config", "config.yml", "--port", "auto"],
+        cwd=place,
+        env=environ_of(place) | {"PYTHONPATH": str(broken)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr.startswith(
+        "ERROR: cannot start the manager: it ended with exit code 1: RuntimeError: no web today; "
+    )
+    assert (done.returncode, registered(place), processes_of(place)) == (1, [], [])
+    assert not (place.parent / "experiments").exists()
+
+
+def test_a_terminal_shows_the_experiment_live(place):
+    main, side = pty.openpty()
+    with subprocess.Popen(
+        [BIN / "nnictl", "create", "--config", "config.yml", "--foreground", "--port", "auto"],
+        cwd=place,
+        env=environ_of(place) | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"},
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        start_new_session=True,
+    ) as process:
+        os.close(side)
+        seen = b""
+        with contextlib.suppress(OSError):  # how a terminal tells that nobody writes any more
+            while piece := os.read(main, 65536):
+                seen += piece
+        os.close(main)
+    text = seen.decode()
+    assert process.returncode == 0
+    assert "\x1b[1A" in text  # redrawn in place
+    assert "━" in text
+    assert "3/3" in text
+    assert "DONE" in text
+    assert "\x1b[?25h" in text  # the cursor is back
+    assert processes_of(place) == []

@@ -1,0 +1,224 @@
+"""nnictl's command line: help, one line for each mistake, and which experiment is meant."""
+
+import contextlib
+import json
+import os
+
+import click
+import pytest
+
+from nni_manager.cli import main
+from nni_manager.cli.experiments import resolve
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.errors import NniManagerError
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.store import Store
+from trial_keeper import __version__
+
+CONFIG = """\
+authorName: ada
+experimentName: digits
+trialConcurrency: 2
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+useAnnotation: false
+tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}
+trial: {command: "true", codeDir: .}
+"""
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def nnictl(capsys):
+    """Runs a command line; gives exit code, stdout and stderr."""
+
+    def run(*arguments):
+        code = main.run(arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def an_experiment(tmp_path):
+    """Makes a stored experiment; one with a port has an owner until the test ends."""
+    (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+    (tmp_path / "config.yml").write_text(CONFIG)
+    config = read_experiment_file(tmp_path / "config.yml").to_json()
+    with contextlib.ExitStack() as stack:
+
+        def make(experiment_id, port=None):
+            folder = ExperimentFolder(tmp_path / "logs" / experiment_id)
+            folder.make()
+            Store.create(folder.database, folder.collected_logs, experiment_id, config, b"s", 0.0).close()
+            Registry.of_user().add(folder)
+            if port is not None:
+                stack.enter_context(folder.owned())
+                folder.write_process(ManagerProcess(os.getpid(), "127.0.0.1", port, __version__))
+            return folder
+
+        yield make
+
+
+def all_commands(group=main.cli, path=()):
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from all_commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("command", [(), *all_commands()], ids=" ".join)
+def test_help_of_every_command_has_an_example_that_names_it(nnictl, command):
+    code, out, err = nnictl(*command, "--help")
+    assert (code, err) == (0, "")
+    assert "Example:\n" in out
+    assert " ".join(["nnictl", *command]) in out.split("Example:\n")[1]
+
+
+def test_the_version_is_the_keepers(nnictl):
+    assert nnictl("--version") == (0, f"nnictl {__version__}\n", "")
+    assert nnictl("-v") == (0, f"nnictl {__version__}\n", "")
+
+
+def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
+    code, out, err = nnictl("trial")
+    assert (code, out) == (1, "")
+    assert "Commands:" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["creat"], "cannot find the command nnictl creat; did you mean create? `nnictl --help` shows"),
+        (["trial", "list"], "cannot find the command nnictl trial list; "),
+        (["create", "--confg", "x"], "cannot use option --confg of nnictl create; did you mean --config? "),
+        (["create"], "cannot do without --config / -c; `nnictl create --help` shows"),
+        (["create", "-c", "x", "-p", "http"], "cannot use --port http: it is no number from 1 to 65534 and not auto; "),
+        (["create", "-c", "x", "-p", "65535"], "cannot use --port 65535: it is no number from 1 to 65534"),
+        (["trial", "ls", "a", "b"], "cannot read this command line: Got unexpected extra argument (b); "),
+        (["trial", "ls", "--head", "1", "--tail", "1"], "cannot use --head and --tail together; leave one out"),
+        (["stop", "abc", "--all"], "cannot use more than one of ID, --all and --port; "),
+        (["stop", "--port", "8080"], "cannot find an experiment on port 8080; "),
+        (["stop", "x*"], "cannot find a running experiment x*; "),
+        (["create", "-c", "none.yml"], "none.yml: cannot read none.yml: there is no such file; "),
+        (["stop"], "cannot find a running experiment; "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_of_the_command_line_is_one_line_with_the_way_out(nnictl, arguments, says):
+    code, out, err = nnictl(*arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"ERROR: {says}")
+    assert err.count("\n") == 1
+
+
+def test_all_mistakes_of_an_experiment_file_are_told_one_line_each(nnictl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+    (tmp_path / "config.yml").write_text(
+        CONFIG.replace("Concurrency: 2", "Concurrency: two") + "maxTrials: 3\n"
+    )
+    code, out, err = nnictl("create", "-c", "config.yml")
+    assert (code, out) == (1, "")
+    assert [line.split(": cannot")[0] for line in err.splitlines()] == [
+        "ERROR: config.yml:3",
+        "ERROR: config.yml:9",
+    ]
+    assert not (tmp_path / "nni-experiments").exists()
+
+
+def test_an_experiment_is_meant_by_its_id_by_its_beginning_or_as_the_only_one_that_runs(an_experiment):
+    an_experiment("abc11111")
+    an_experiment("abd22222", port=9000)
+    an_experiment("abc11111x")
+    assert resolve("abc11111").experiment_id == "abc11111"
+    assert resolve("abd").experiment_id == "abd22222"
+    assert resolve(None).experiment_id == "abd22222"
+    assert resolve(None).manager.port == 9000
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (None, "cannot choose among 2 running experiments; name one of abc11111 (port 9000), abd22222 (port 9002)"),
+        ("ab", "cannot tell which experiment 'ab' is; write more of one of abc11111 (port 9000), abd22222 (port 9002)"),
+        ("abc11112", "cannot find experiment 'abc11112'; did you mean abc11111? "),
+        ("", "cannot find experiment ''; "),
+    ],
+)  # fmt: skip
+def test_an_experiment_that_cannot_be_told_is_asked_for(an_experiment, given, says):
+    an_experiment("abc11111", port=9000)
+    an_experiment("abd22222", port=9002)
+    with pytest.raises(NniManagerError) as caught:
+        resolve(given)
+    assert str(caught.value).startswith(says)
+
+
+def test_an_experiment_whose_manager_died_is_listed_as_not_running_with_the_way_to_go_on(
+    nnictl, an_experiment
+):
+    an_experiment("abc11111")
+    code, out, err = nnictl("experiment", "list", "--all")
+    assert code == 0
+    assert "NOT RUNNING (was INITIALIZED)" in out
+    assert err == (
+        "WARNING: the manager of experiment abc11111 died; `nnictl resume abc11111` goes on with it\n"
+    )
+    assert nnictl("experiment", "list")[1].startswith("INFO: There is no running experiment; ")
+    (line,) = json.loads(nnictl("experiment", "list", "--all", "--json")[1])
+    assert (line["id"], line["status"], line["managerIsRunning"]) == ("abc11111", "INITIALIZED", False)
+
+
+def test_one_spoilt_database_does_not_hide_the_other_experiments(nnictl, an_experiment):
+    an_experiment("abc11111").database.write_bytes(b"spoilt" * 1000)
+    an_experiment("abd22222")
+    code, out, err = nnictl("experiment", "list", "--all")
+    assert code == 0
+    assert "abd22222" in out
+    assert "UNREADABLE" in out
+    assert "WARNING: experiment abc11111: cannot " in err
+
+
+def test_stopping_what_does_not_run_says_what_would_help(nnictl, an_experiment):
+    an_experiment("abc11111")
+    code, _, err = nnictl("stop", "abc")
+    assert code == 1
+    assert err.startswith("ERROR: cannot stop experiment abc11111: its manager is not running; ")
+    assert nnictl("stop", "--all") == (0, "INFO: No experiment is running.\n", "")
+
+
+def test_stored_experiments_can_be_shown_without_a_manager(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    assert json.loads(nnictl("experiment", "show", "abc11111")[1])["params"]["experimentName"] == "digits"
+    assert json.loads(nnictl("experiment", "status", "abc11111")[1]) == {
+        "status": "INITIALIZED",
+        "errors": [],
+    }
+    assert nnictl("trial", "ls", "abc11111")[1] == "INFO: Experiment abc11111 has no trials yet\n"
+    assert nnictl("trial", "ls", "abc11111", "--json")[1] == "[]\n"
+    assert nnictl("log", "stderr", "abc", "--path")[1] == f"{folder.manager_stderr}\n"
+    folder.manager_stderr.write_text("one\ntwo\nthree\n")
+    assert nnictl("log", "stderr", "abc", "--tail", "2") == (0, "two\nthree\n", "")
+    assert nnictl("log", "stderr", "abc", "--head", "1") == (0, "one\n", "")
+
+
+def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_experiment, unused_port):
+    an_experiment("abc11111", port=unused_port)
+    code, _, err = nnictl("trial", "ls")
+    assert code == 1
+    assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
+    assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
+
+
+@pytest.fixture
+def unused_port():
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it, and nobody answers
+        yield probe.getsockname()[1]

@@ -1,0 +1,94 @@
+"""What nnictl sees to be wrong before it starts anything."""
+
+import dataclasses
+import socket
+
+import pytest
+
+from nni_manager.cli.preflight import CommandMissing, PortTaken, check_command, check_ports, free_ports
+from nni_manager.config.reader import read_experiment_file
+
+CONFIG = """\
+authorName: ada
+experimentName: digits
+trialConcurrency: 2
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+useAnnotation: false
+tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}
+trial: {command: "true", codeDir: .}
+"""
+
+
+@pytest.fixture
+def with_command(tmp_path):
+    (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+    (tmp_path / "config.yml").write_text(CONFIG)
+    (tmp_path / "plain.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    config = read_experiment_file(tmp_path / "config.yml")
+    return lambda command: dataclasses.replace(config, trial_command=command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 train.py",
+        "  cd sub && nothing-like-this",
+        "if true; then nothing-like-this; fi",
+        "./run.sh 1",
+        "LR=1 nothing-like-this",
+        "$PYTHON train.py",
+        '"my python" train.py',
+        "nothing-like-this() { python3 $1; }; nothing-like-this train.py",
+        "nothing-like-this () { python3 $1; }; nothing-like-this train.py",
+        "(cd sub; python3 train.py)",
+        "# a comment\npython3 train.py",
+        "~/bin/train",
+        "set -e\nnothing-like-this",
+    ],
+)
+def test_a_command_that_bash_may_be_able_to_run_is_left_to_it(with_command, command):
+    check_command(with_command(command))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("pyhton3 train.py", "cannot find the command 'pyhton3' of trial.command in config.yml: it is no program on PATH, "
+         "and bash knows no such builtin; did you mean python3"),
+        ("zzqqxxyy", "cannot find the command 'zzqqxxyy' of trial.command in config.yml: "),
+        ("./absent.sh", "cannot find the command './absent.sh' of trial.command in config.yml: there is no "),
+        ("./plain.sh 1", "cannot run the command './plain.sh' of trial.command in config.yml: "),
+    ],
+)  # fmt: skip
+def test_a_command_that_does_not_exist_is_refused_with_the_way_out(with_command, command, says):
+    with pytest.raises(CommandMissing) as caught:
+        check_command(with_command(command))
+    assert str(caught.value).startswith(says)
+
+
+def test_an_exported_handler_of_unknown_commands_makes_any_command_possible(with_command, monkeypatch):
+    monkeypatch.setenv("BASH_FUNC_command_not_found_handle%%", "() { python3; }")
+    check_command(with_command("zzqqxxyy"))
+
+
+def test_a_port_that_is_taken_is_refused_and_so_is_the_keepers(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            PortTaken, match=f"cannot use port {port}: another program uses it; .*--port auto"
+        ):
+            check_ports(port)
+        with pytest.raises(PortTaken, match=f"cannot use port {port} .keepers connect"):
+            check_ports(port - 1)
+
+
+def test_automatic_ports_are_free_pairs_that_do_not_overlap():
+    ports = free_ports()
+    first, second = next(ports), next(ports)
+    assert second >= first + 2

@@ -1,0 +1,130 @@
+"""How nnictl shows an experiment as it goes on, and what it says at the end."""
+
+import pytest
+from rich.console import Console
+
+from nni_manager.cli import output, watch
+
+
+def a_trial(trial_id="aB3dE", **changed):
+    return {
+        "id": trial_id,
+        "state": "FAILED",
+        "value": None,
+        "reason": "non-zero exit",
+        "exitCode": 1,
+        "message": "Traceback\n  File x\nModuleNotFoundError: No module named 'torch'\n",
+        "parameters": {"lr": 0.01, "net": {"_name": "a[b]"}},
+    } | changed
+
+
+BEST = a_trial("bEsT1", state="SUCCEEDED", value=0.97111111, message="", startTime=0, endTime=75_000)
+
+
+def a_summary(status="RUNNING", **changed):
+    counts = dict.fromkeys(["WAITING", "RUNNING", *watch._ENDED], 0) | changed.pop("counts", {})
+    return {
+        "id": "GvTf2bVe",
+        "name": "digits [1]",
+        "status": status,
+        "errors": [],
+        "problem": "",
+        "counts": counts,
+        "maxTrialNum": 20,
+        "elapsedS": 12.4,
+        "maxExecDurationS": 3600.0,
+        "best": None,
+        "top": [],
+        "latestFailures": [],
+    } | changed
+
+
+def drawn(summary):
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as capture:
+        console.print(watch.draw(summary))
+    return capture.get()
+
+
+def test_the_live_view_shows_progress_time_best_and_last_failure():
+    text = drawn(
+        a_summary(counts={"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 1}, best=BEST, latestFailures=[a_trial()])
+    )
+    for part in (
+        "GvTf2bVe digits [1]  RUNNING", "4/20", "2 running", "3 succeeded", "1 failed", "0:12, 59:47 left",
+        "0.971111  trial bEsT1",
+        'lr=0.01 net={"_name": "a[b]"}', "trial aB3dE: exit code 1: ModuleNotFoundError: No module named 'torch'",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_the_live_view_without_limits_or_trials_says_so_quietly():
+    text = drawn(a_summary(maxTrialNum=None, maxExecDurationS=None, problem="cannot write: disk full"))
+    assert "none yet" in text
+    assert "left" not in text
+    assert "cannot write: disk full" in text
+
+
+def test_a_log_gets_one_line_per_event_and_none_without(capsys):
+    lines = watch._Lines()
+    running = a_summary(counts={"RUNNING": 2})
+    for summary in (
+        running,
+        running | {"elapsedS": 13.0},
+        a_summary(counts={"RUNNING": 1, "SUCCEEDED": 1}, best=BEST),
+        a_summary(counts={"RUNNING": 1, "SUCCEEDED": 1, "FAILED": 1}, best=BEST, latestFailures=[a_trial()]),
+        a_summary("DONE", counts={"SUCCEEDED": 2, "FAILED": 1}, best=BEST, latestFailures=[a_trial()]),
+    ):
+        lines.show(summary)
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "[0:12] 0/20 ended, 2 running",
+        "[0:12] 1/20 ended, 1 running, best 0.971111 (trial bEsT1)",
+        "[0:12] 2/20 ended, 1 running, best 0.971111 (trial bEsT1)",
+        "[0:12] DONE 3/20 ended, 0 running, best 0.971111 (trial bEsT1)",
+    ]
+    assert err == "WARNING: trial aB3dE failed: exit code 1: ModuleNotFoundError: No module named 'torch'\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"reason": "signal", "exitCode": 137, "message": ""}, "signal 9"),
+        ({"reason": "out of memory", "exitCode": 137, "message": "Killed\n"}, "out of memory: Killed"),
+        ({"reason": "non-zero exit", "exitCode": 3, "message": ""}, "exit code 3"),
+        ({"reason": "could not start", "exitCode": None, "message": "cannot start"}, "could not start: cannot start"),
+        ({"reason": None, "message": None}, "FAILED"),
+    ],
+)  # fmt: skip
+def test_a_failed_trial_is_told_on_one_line(changed, says):
+    assert watch.why(a_trial(**changed)) == says
+
+
+@pytest.mark.parametrize(
+    ("summary", "says"),
+    [
+        (a_summary("DONE", counts={"SUCCEEDED": 1, "FAILED": 19}), None),
+        (a_summary("DONE", counts={"FAILED": 3}, latestFailures=[a_trial()]),
+         "cannot finish experiment GvTf2bVe: none of 3 trials succeeded; the last one (aB3dE): exit code 1: ModuleNotFoundError"),
+        (a_summary("DONE", counts={"USER_CANCELED": 3}),
+         "cannot finish experiment GvTf2bVe: none of 3 trials succeeded, and none"),
+        (a_summary("STOPPED", counts={"SUCCEEDED": 3}), "cannot finish experiment GvTf2bVe: it was stopped after 3/20 trials; "),
+        (a_summary("ERROR", counts={"SUCCEEDED": 3}, errors=["the tuner failed.\nTraceback\nKeyError: 1\n"]),
+         "cannot finish experiment GvTf2bVe: the tuner failed. (KeyError: 1)"),
+    ],
+)  # fmt: skip
+def test_only_a_finished_experiment_with_a_success_is_a_success(summary, says):
+    problem = watch.verdict(summary)
+    assert problem is None if says is None else str(problem).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"), [(0, "0:00"), (59.9, "0:59"), (754, "12:34"), (3723, "1:02:03"), (-1, "0:00")]
+)
+def test_durations_read_as_clocks(seconds, says):
+    assert output.clock(seconds) == says
+
+
+def test_how_long_a_trial_took_keeps_the_tenths_that_matter():
+    assert [output.duration(s) for s in (0.64, 41, 754)] == ["0.6 s", "41.0 s", "12:34"]
+    assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
