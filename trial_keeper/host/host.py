@@ -88,13 +88,13 @@ class Host:
 
     def begin(self) -> None:
         """Start the trial."""
+        adopt_orphans()
         for number in STOP_SIGNALS:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
         self._handle(TrialAssigned(self._key))
 
     async def run(self) -> int:
         """Go on until the keeper decides to end; its exit code. Whatever is raised, the trial is gone afterwards."""
-        adopt_orphans()
         try:
             return await self._run()
         finally:

@@ -8,7 +8,8 @@ DONE when the last of them is final. Nothing here looks at all trials, so the te
 Times named `now_s` are monotonic; those inside events and trials are seconds since the epoch.
 """
 
-from collections import Counter
+from bisect import insort
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +19,10 @@ from nni_manager.domain.metrics import reward
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
+
+# What a person sees at a glance. Kept as the trials end, so that a look costs the same at any number of them.
+TOP_TRIALS = 10
+LATEST_FAILURES = 3
 
 
 class ExperimentState(str, Enum):
@@ -290,7 +295,10 @@ class Experiment:
     active_s: float = 0.0
     trials: dict[str, Trial] = field(default_factory=dict)
     counts: Counter[TrialState] = field(default_factory=Counter)
-    best: Trial | None = None
+    top: list[Trial] = field(default_factory=list)
+    """The best trials that succeeded, best first; no more than TOP_TRIALS."""
+    latest_failures: deque[Trial] = field(default_factory=lambda: deque(maxlen=LATEST_FAILURES))
+    """The last trials that failed, newest first."""
     keeper_has_matched: bool = False
     _running_since_s: float | None = None
     _asked: int = 0
@@ -315,6 +323,11 @@ class Experiment:
             return None
         return self._running_since_s + self.limits.max_duration_s - self.active_s
 
+    @property
+    def best(self) -> Trial | None:
+        """The best trial that succeeded; of equals, the first."""
+        return self.top[0] if self.top else None
+
     def restore(self, trials: Iterable[Trial]) -> None:
         """Take over the trials of an earlier manager, before `Begun`."""
         for trial in trials:
@@ -322,7 +335,7 @@ class Experiment:
             self.counts[trial.state] += 1
             self._live += not trial.state.is_final
             self._next_sequence_id = max(self._next_sequence_id, trial.sequence_id + 1)
-            self._note_best(trial)
+            self._note_outcome(trial)
 
     # ---- events
 
@@ -458,7 +471,7 @@ class Experiment:
     def _settle(self, trial: Trial, now_s: float) -> list[Effect]:
         """The trial is final: its place is free, and the tuner learns of it."""
         self._live -= 1
-        self._note_best(trial)
+        self._note_outcome(trial)
         value = trial.value if trial.state is TrialState.SUCCEEDED else None
         effects: list[Effect] = [SaveTrial(trial), TellTuner(trial.sequence_id, value)]
         if trial.reason is ExitReason.VERSION and not self.keeper_has_matched:
@@ -466,12 +479,16 @@ class Experiment:
             effects += self._fail(trial.message, now_s)
         return effects
 
-    def _note_best(self, trial: Trial) -> None:
-        if trial.state is not TrialState.SUCCEEDED or trial.value is None:
-            return
-        best = self.best.value if self.best is not None else None
-        if best is None or (trial.value > best if self.maximize else trial.value < best):
-            self.best = trial
+    def _note_outcome(self, trial: Trial) -> None:
+        if trial.state is TrialState.FAILED:
+            self.latest_failures.appendleft(trial)
+        elif trial.state is TrialState.SUCCEEDED and trial.value is not None:
+            insort(self.top, trial, key=self._rank)
+            del self.top[TOP_TRIALS:]
+
+    def _rank(self, trial: Trial) -> float:
+        value = trial.value or 0.0
+        return -value if self.maximize else value
 
     def _stop_trial(self, trial_id: str, reason: ExitReason) -> list[Effect]:
         trial = self.trials[trial_id]

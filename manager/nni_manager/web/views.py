@@ -13,9 +13,6 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.engine import Engine
 from nni_manager.store.store import MetricRow
 
-TOP_TRIALS = 10
-LATEST_FAILURES = 3
-
 
 def _ms(at_s: float | None) -> int | None:
     return None if at_s is None else round(at_s * 1000)
@@ -149,11 +146,6 @@ def metadata_view(engine: Engine, port: int) -> dict[str, Any]:
 def summary_view(engine: Engine) -> dict[str, Any]:
     """Everything a person wants to see at a glance, in one small answer."""
     experiment = engine.experiment
-    ended = [trial for trial in experiment.trials.values() if trial.state.is_final]
-    with_value = [trial for trial in ended if trial.state is TrialState.SUCCEEDED and trial.value is not None]
-    top = sorted(with_value, key=lambda trial: trial.value or 0.0, reverse=experiment.maximize)[:TOP_TRIALS]
-    failed = [trial for trial in ended if trial.state is TrialState.FAILED]
-    latest = sorted(failed, key=lambda trial: trial.ended_at_s or 0.0, reverse=True)[:LATEST_FAILURES]
     return {
         "id": experiment.experiment_id,
         "name": engine.config.experiment_name,
@@ -168,8 +160,8 @@ def summary_view(engine: Engine) -> dict[str, Any]:
         "maxExecDurationS": experiment.limits.max_duration_s,
         "optimizeMode": engine.config.tuner.optimize_mode,
         "best": trial_view(engine, experiment.best) if experiment.best is not None else None,
-        "top": [trial_view(engine, trial) for trial in top],
-        "latestFailures": [trial_view(engine, trial) for trial in latest],
+        "top": [trial_view(engine, trial) for trial in experiment.top],
+        "latestFailures": [trial_view(engine, trial) for trial in experiment.latest_failures],
         "keepers": len(engine.keepers),
         "startTime": _ms(engine.stored.created_at_s),
         "endTime": _ms(engine.ended_at_s) if experiment.state.is_over else None,
