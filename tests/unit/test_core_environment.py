@@ -12,7 +12,7 @@ FOLDER = AttemptFolder(Path("/mnt/exp/trials/abcde/attempts/0/worker-0"))
 
 
 def environ(container: dict[str, str] | None = None, gpu_indices: tuple[int, ...] | None = None) -> dict:
-    trial = TrialDocument("abcde", 7, "python train.py", "/code/./digits", gpu_indices)
+    trial = TrialDocument("abcde", 7, "python train.py", "/code/digits/", gpu_indices)
     return trial_environ(container or {}, "expABCDE", trial, FOLDER)
 
 
@@ -24,7 +24,7 @@ def test_a_trial_sees_what_nni_promises() -> None:
         "NNI_TRIAL_SEQ_ID": "7",
         "NNI_SYS_DIR": "/mnt/exp/trials/abcde/attempts/0/worker-0",
         "NNI_OUTPUT_DIR": "/mnt/exp/trials/abcde/attempts/0/worker-0/output",
-        "NNI_CODE_DIR": "/code/digits",
+        "NNI_CODE_DIR": "/code/digits/",
         "PYTHONUNBUFFERED": "1",
     }
 

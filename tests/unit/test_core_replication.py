@@ -82,6 +82,14 @@ def test_a_size_that_shrinks_is_not_believed(a_replication) -> None:
     assert replication.undelivered_bytes == 10
 
 
+def test_what_the_manager_read_from_the_workspace_itself_is_not_sent(a_replication) -> None:
+    replication = a_replication(size=5)
+    replication.next_chunks()
+    replication.confirmed({METRICS: 8})
+    replication.grew({METRICS: 10})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 8, 2)]
+
+
 def test_an_older_confirmation_changes_nothing(a_replication) -> None:
     replication = a_replication(size=10)
     replication.confirmed({METRICS: 8})

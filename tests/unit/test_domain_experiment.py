@@ -561,6 +561,25 @@ def test_the_best_trial_is_the_highest_or_the_lowest(a_search, maximize: bool, b
     assert search.experiment.best is search.trial(best)
 
 
+@pytest.mark.parametrize("maximize", [True, False])
+def test_the_ten_best_are_kept_best_first_and_of_equals_the_first(a_search, maximize: bool) -> None:
+    search = a_search(concurrency=1, max_trials=None, maximize=maximize)
+    values = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
+    for value in values:
+        search.run(search.suggest(), str(value))
+    ranks = sorted(range(len(values)), key=lambda number: -values[number] if maximize else values[number])
+    for experiment in (search.experiment, restored(search).experiment):
+        assert [trial.sequence_id for trial in experiment.top] == ranks[:10]
+        assert experiment.best is experiment.top[0]
+
+
+def test_the_latest_failures_are_kept_newest_first(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=None)
+    for reason in [ExitReason.SIGNAL] * 3 + [ExitReason.SUCCEEDED, ExitReason.NONZERO_EXIT]:
+        search.run(search.suggest(), reason=reason)
+    assert [trial.trial_id for trial in search.experiment.latest_failures] == ["t4", "t2", "t1"]
+
+
 def test_a_result_of_a_trial_that_failed_is_not_the_best(a_search) -> None:
     search = a_search(concurrency=1)
     search.run(search.suggest(), "0.5")
@@ -600,6 +619,15 @@ def test_the_end_of_an_old_attempt_is_not_the_trials_and_its_keeper_may_go(a_sea
     assert search.end("t0", ExitReason.SIGNAL, attempt=0) == []
     assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", 0, "main"))]
     assert search.trial("t0").state is TrialState.RUNNING
+
+
+def test_the_bytes_of_an_old_attempt_do_not_close_the_new_one(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.start("t0", attempt=1)
+    search.end("t0", attempt=1)
+    assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", 0, "main"))]
+    assert search.trial("t0").state is TrialState.CLOSING
 
 
 def test_a_retry_before_the_first_attempt_was_closed_goes_on_running(a_search) -> None:
@@ -897,8 +925,7 @@ class ExperimentLife(RuleBasedStateMachine):
             for trial in self.experiment.trials.values()
             if trial.state is TrialState.SUCCEEDED and trial.value is not None
         ]
-        best = self.experiment.best
-        assert (best.value if best is not None else None) == max(results, default=None)
+        assert [trial.value for trial in self.experiment.top] == sorted(results, reverse=True)[:10]
 
     @invariant()
     def an_experiment_that_runs_has_something_to_wait_for(self) -> None:

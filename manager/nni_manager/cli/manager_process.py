@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import shutil
 import subprocess
 import sys
@@ -237,6 +239,7 @@ def _wait_until_gone(
     client: ManagerClient | None = None,
     report: Callable[[str], None] = output.info,
 ) -> bool:
+    process = folder.running_process()
     now_s = time.monotonic()
     gives_up_at_s, reports_at_s = now_s + within_s, now_s + _REPORT_EVERY_S
     while folder.running_process() is not None:
@@ -249,4 +252,12 @@ def _wait_until_gone(
                 counts = client.summary()["counts"]
                 report(f"{counts['RUNNING'] + counts['WAITING']} trials have not ended yet")
         time.sleep(_POLL_S)
+    if process is not None:
+        # It has let go of the experiment; Python still needs a moment to end.
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                select.select([descriptor], [], [], _LEFT_WITHIN_S)
+            finally:
+                os.close(descriptor)
     return True

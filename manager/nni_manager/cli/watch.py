@@ -121,10 +121,11 @@ def why(trial: Document) -> str:
 
 
 class _Lines:
-    """For logs: one line whenever a trial ended or the experiment's state changed."""
+    """For logs: one line whenever a trial ended, more run than ever before, or the experiment's state changed."""
 
     def __init__(self) -> None:
         self._shown: object = None
+        self._most_running = 0
         self._told: set[str] = set()
 
     def __enter__(self) -> View:
@@ -143,7 +144,9 @@ class _Lines:
             if problem and problem not in self._told:
                 self._told.add(problem)
                 output.warning(problem.strip().splitlines()[0])
-        news = (summary["status"], ended(summary))
+        # Between the end of one trial and the begin of the next fewer run for a moment, which is no news.
+        self._most_running = max(self._most_running, summary["counts"]["RUNNING"])
+        news = (summary["status"], ended(summary), self._most_running)
         if news == self._shown:
             return
         self._shown = news

@@ -1,0 +1,358 @@
+"""The keeper's stream to the manager, with everything that can break between them."""
+
+import contextlib
+import signal
+import time
+
+import pytest
+from fake_manager import KEY, TRIAL
+from nni_manager.domain.receiving import StreamBroken
+from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
+from real_experiment import wait_until
+
+from nni_sdk.records import decode
+from trial_keeper.core.replication import LOG_WINDOW_BYTES, METRICS_WINDOW_BYTES
+from trial_keeper.wire.messages import (
+    Chunk,
+    Hello,
+    Leave,
+    RunTrial,
+    StopTrial,
+    Stream,
+    TrialEnded,
+    TrialStarted,
+)
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import exit_from_bytes
+
+pytestmark = pytest.mark.timeout(90)
+
+RECORDS = 2000
+# Half of the records before the gate, half behind it.
+GATED = f"""
+import sys
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range({RECORDS}):
+    nni.report_intermediate_result({{"default": i, "note": "é" * (i % 50)}})
+    print("line", i)
+    print("error", i, file=sys.stderr)
+    if i == {RECORDS // 2}:
+        sys.stdout.flush()
+        open("gate").read()
+"""
+
+
+def exit_of(site):
+    return exit_from_bytes(site.attempt().exit_json.read_bytes())
+
+
+def assert_all_is_stored_once(site, *streams):
+    for stream in streams or (Stream.METRICS,):
+        assert site.manager.stored(stream) == site.file(stream), stream
+    assert site.manager.store.records[KEY] == decode(site.file(), 0).records
+    assert len(site.manager.store.records[KEY]) == RECORDS
+    assert exit_of(site).final_sizes[Stream.METRICS] == len(site.file())
+
+
+# ---- links that break
+
+
+@pytest.mark.parametrize("collect_logs", [False, True])
+def test_a_link_that_breaks_again_and_again_loses_and_doubles_nothing(site, collect_logs):
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    site.manager.drop_after_bytes = [0, 1, 1000, 20_000, 70_000]
+    keeper = site.start_keeper(collect_logs=collect_logs)
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site, *(Stream if collect_logs else (Stream.METRICS,)))
+    assert site.manager.hellos == 6
+    assert site.manager.drop_after_bytes == []
+
+
+def test_bytes_that_got_lost_on_the_way_are_asked_for_again(site):
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    site.manager.swallow_chunks = 1
+    keeper = site.start_keeper()
+    site.manager.wait_for(lambda: site.manager.swallow_chunks == 0, "a chunk is lost")
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site)
+    assert "cannot take metrics of trial1/0/main-0 from offset" in keeper.stderr
+
+
+def test_a_manager_that_returns_elsewhere_gets_everything_from_its_last_commit_on(site):
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    keeper = site.start_keeper(collect_logs=True)
+    site.manager.wait_for_bytes(b'\\"default\\": 500,')
+    site.manager.wait_for(lambda: site.manager.stored(), "something is committed")
+    site.manager.commits = False
+    site.open_gate("gate")
+    site.manager.wait_for(lambda: site.manager.store.ended, "all is said")
+    durable = {stream: len(site.manager.stored(stream)) for stream in Stream}
+    site.manager.die()
+    site.manager.messages.clear()
+    site.manager.store.ended.clear()
+
+    site.manager.commits = True
+    site.manager.start()
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site, *Stream)
+    assert site.manager.messages[0] == site.manager.all_of(Hello)[0]
+    assert site.manager.all_of(Hello)[0].attempts == (KEY,)
+    for stream in Stream:
+        offsets = [chunk.offset for chunk in site.manager.all_of(Chunk) if chunk.stream is stream]
+        if durable[stream] < len(site.file(stream)):
+            assert offsets[0] == durable[stream], stream
+    assert site.manager.all_of(TrialEnded) == [exit_of(site)]
+
+
+def test_a_manager_that_died_during_the_trial_and_returns_elsewhere_is_found_soon(site):
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    keeper = site.start_keeper()
+    site.manager.wait_for(lambda: site.manager.stored(), "something is committed")
+    site.manager.die()
+    wait_until(lambda: "the link to the manager is down" in keeper.stderr, "the keeper knows")
+    asked_before = site.manager.hellos
+    site.manager.start()
+    returned_at_s = time.monotonic()
+    site.manager.wait_for(lambda: site.manager.hellos > asked_before, "another Hello")
+    assert time.monotonic() - returned_at_s < 5
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site)
+
+
+def test_a_manager_that_comes_late_gets_all(silent_site):
+    site = silent_site
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    keeper = site.start_keeper(collect_logs=True)
+    site.open_gate("gate")
+    wait_until(site.attempt().exit_json.exists, "the trial has ended")
+    site.manager.start()
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site, *Stream)
+    assert len(site.manager.all_of(TrialStarted)) == 1
+
+
+def test_of_several_addresses_the_one_that_answers_is_used(site):
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    site.manager.write_document("127.0.0.1:9", "127.0.0.1:10", site.manager.address)
+    keeper = site.start_keeper()
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site)
+
+
+def test_a_manager_document_that_is_damaged_for_a_while_is_read_again(site):
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    keeper = site.start_keeper()
+    site.manager.wait_for(lambda: site.manager.stored(), "something is committed")
+    site.workspace.manager_json.write_bytes(b"{")
+    site.manager.break_streams()
+    wait_until(lambda: "cannot read manager.json" in keeper.stderr or "is down" in keeper.stderr, "it knows")
+    site.manager.write_document()
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site)
+
+
+def test_a_manager_that_stops_acknowledging_gets_no_more_than_a_window(site):
+    site.manager.commits = False
+    site.add_python_trial(
+        "import nni_sdk as nni\n"
+        "nni.get_next_parameter()\n"
+        f"for i in range({RECORDS}):\n"
+        "    nni.report_intermediate_result({'default': i, 'note': 'x' * 3000})\n"
+        "    print('y' * 999)\n"
+    )
+    keeper = site.start_keeper(collect_logs=True)
+    wait_until(site.attempt().exit_json.exists, "the trial has ended")
+    site.manager.wait_for(lambda: site.manager.all_of(TrialEnded), "TrialEnded")
+    site.manager.wait_for(
+        lambda: (
+            site.manager.arrived() == METRICS_WINDOW_BYTES
+            and site.manager.arrived(Stream.STDOUT) == LOG_WINDOW_BYTES
+        ),
+        "the windows are full",
+    )
+    assert keeper.process.poll() is None
+    site.manager.commit_again()
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site, *Stream)
+
+
+def test_metrics_go_ahead_of_the_logs_written_before_them(site):
+    site.gate("gate")
+    site.manager.refuse_with = StreamBroken("cannot take anything yet; come again")
+    site.add_python_trial(
+        "import nni_sdk as nni\nnni.get_next_parameter()\nprint('y' * 400_000)\nnni.report_final_result(1)\nopen('gate').read()\n"
+    )
+    keeper = site.start_keeper(collect_logs=True)
+    wait_until(lambda: site.attempt().path.is_dir() and site.file(), "the result is in the file")
+    site.manager.refuse_with = None
+    site.manager.wait_for_message(Chunk)
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert site.manager.all_of(Chunk)[0].stream is Stream.METRICS
+    assert all(site.manager.stored(stream) == site.file(stream) for stream in Stream)
+
+
+# ---- a manager that will not have this keeper
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        TokenWrong(),
+        JobUnknown(),
+        VersionRefused("cannot work with this keeper: too old; pip install"),
+        ProtocolBroken(),
+    ],
+    ids=lambda refusal: type(refusal).__name__,
+)
+def test_a_refused_keeper_asks_once_and_finishes_its_trial(site, refusal):
+    site.manager.refuse_with = refusal
+    site.gate("gate")
+    site.add_python_trial(GATED + "sys.exit(6)\n")
+    keeper = site.start_keeper(linger_s=1)
+    wait_until(lambda: "the manager refused" in keeper.stderr, "it is refused")
+    site.open_gate("gate")
+    assert keeper.wait() == 6
+    assert site.manager.hellos == 1
+    assert keeper.stderr.count(f"the manager refused: {refusal}") == 1
+    assert len(decode(site.file(), 0).records) == RECORDS
+    assert (exit_of(site).exit_code, exit_of(site).final_sizes) == (6, {Stream.METRICS: len(site.file())})
+
+
+def test_another_manager_may_think_otherwise(site):
+    site.manager.refuse_with = TokenWrong()
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    keeper = site.start_keeper()
+    wait_until(lambda: "the manager refused" in keeper.stderr, "it is refused")
+    site.manager.refuse_with = None
+    site.manager.write_document()
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site)
+    assert site.manager.hellos == 2
+
+
+def test_a_wrong_token_is_refused_without_showing_it(site):
+    site.add_trial("exit 2")
+    keeper = site.start_keeper(token="of-another-experiment", linger_s=0.5)
+    assert keeper.wait() == 2
+    assert "its token does not belong to its job" in keeper.stderr
+    assert "of-another-experiment" not in keeper.stderr
+    assert site.manager.hellos == 1
+
+
+def test_a_manager_that_wants_another_try_gets_it_later_each_time(site):
+    site.manager.refuse_with = StreamBroken("cannot take anything yet; come again")
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    began_at_s = time.monotonic()
+    keeper = site.start_keeper()
+    site.manager.wait_for(lambda: site.manager.hellos == 4, "four tries")
+    assert time.monotonic() - began_at_s > 0.2 + 0.4 + 0.8
+    site.manager.refuse_with = None
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert_all_is_stored_once(site)
+    assert keeper.stderr.count("cannot take anything yet") == 1
+
+
+def test_a_second_trial_is_more_than_this_keeper_can_take(site):
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    keeper = site.start_keeper(linger_s=0.5)
+    site.manager.wait_for(lambda: site.manager.stored(), "something is committed")
+    site.manager.send(RunTrial("trial2"))
+    wait_until(lambda: "the manager refused: cannot take another trial" in keeper.stderr, "it says so")
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert len(decode(site.file(), 0).records) == RECORDS
+
+
+# ---- orders
+
+WAITING = """
+import signal
+import nni_sdk as nni
+nni.get_next_parameter()
+nni.report_intermediate_result("ready")
+while True:
+    signal.pause()
+"""
+
+
+def test_a_manager_may_send_a_keeper_away(site):
+    site.add_python_trial(WAITING)
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    site.manager.send(Leave("the experiment is over"))
+    assert keeper.wait() == 128 + signal.SIGTERM
+    assert exit_of(site).reason is ExitReason.JOB_LOST
+    assert "the manager asks to leave: the experiment is over" in keeper.stderr
+
+
+def test_a_trial_that_the_manager_has_given_up_is_stopped_when_it_returns(site):
+    site.add_python_trial(WAITING)
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    site.manager.store.closed.add(KEY)
+    site.manager.break_streams()
+    assert keeper.wait() == 128 + signal.SIGTERM
+    assert exit_of(site).reason is ExitReason.JOB_LOST
+
+
+def test_a_stop_that_comes_twice_and_after_the_end_changes_nothing(site):
+    site.manager.closes = False
+    site.add_python_trial(WAITING)
+    keeper = site.start_keeper()
+    site.manager.wait_for_bytes(b"ready")
+    for reason in (ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER):
+        site.manager.send(StopTrial(TRIAL, reason))
+    site.manager.wait_for_message(TrialEnded)
+    site.manager.send(StopTrial(TRIAL, ExitReason.TIME_LIMIT))
+    site.manager.closes = True
+    site.manager.break_streams()
+    assert keeper.wait() == 128 + signal.SIGTERM
+    assert {ended.reason for ended in site.manager.all_of(TrialEnded)} == {ExitReason.EARLY_STOPPED}
+
+
+# ---- files that do not only grow
+
+
+def test_a_trial_that_cuts_its_own_files_ends_and_is_told(site):
+    site.add_python_trial(
+        "import os\n"
+        "import nni_sdk as nni\n"
+        "nni.get_next_parameter()\n"
+        "for i in range(20):\n"
+        "    print('y' * 300_000, flush=True)\n"
+        "    os.truncate(os.environ['NNI_OUTPUT_DIR'] + '/stdout', 10 * i)\n"
+        "nni.report_final_result(1)\n"
+    )
+    keeper = site.start_keeper(collect_logs=True)
+    assert keeper.wait() == 0
+    assert site.manager.stored() == site.file()
+    assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
+
+
+def test_a_trial_that_removes_its_own_folder_ends_and_is_told(site):
+    site.add_trial('cd /; rm -r "$NNI_SYS_DIR"; exit 9')
+    keeper = site.start_keeper(collect_logs=True)
+    assert keeper.wait() == 9
+    assert [ended.exit_code for ended in site.manager.all_of(TrialEnded)][-1:] == [9]
+    assert "cannot write in the workspace" in keeper.stderr
+    with contextlib.suppress(FileNotFoundError):
+        assert list(site.attempt().path.iterdir()) == []

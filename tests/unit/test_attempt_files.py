@@ -1,0 +1,218 @@
+import errno
+import os
+import threading
+
+import pytest
+
+from trial_keeper.errors import SettingsInvalid, WorkspaceMissing, WorkspaceNotWritable
+from trial_keeper.host import attempt_files
+from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_shared, read_trial
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
+
+TRIAL = TrialDocument("trial1", 0, "true", "/code")
+PARAMETERS = b'{"parameter_id": 0, "parameters": {}}'
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    workspace = Workspace(tmp_path / "EXPT")
+    folder = workspace.trial("trial1")
+    folder.path.mkdir(parents=True)
+    folder.trial_json.write_bytes(TRIAL.to_bytes())
+    folder.parameter_cfg.write_bytes(PARAMETERS)
+    return workspace
+
+
+@pytest.fixture
+def folder(workspace):
+    return claim_attempt(workspace, "trial1", "main-0")[1]
+
+
+@pytest.fixture
+def quick_storage(monkeypatch):
+    monkeypatch.setattr(attempt_files, "SHARED_STORAGE_LAG_S", 0.0)
+    monkeypatch.setattr(attempt_files, "_LOOK_AGAIN_S", 0.001)
+
+
+# ---- what the manager wrote
+
+
+def test_a_file_that_the_storage_shows_late_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt_files, "_LOOK_AGAIN_S", 0.001)
+    path = tmp_path / "manager.json"
+    threading.Timer(0.1, path.write_bytes, [b"late"]).start()
+    # Created empty and filled later is not how the manager writes: it renames, so what is seen is whole.
+    assert read_shared(path) in (b"late", b"")
+
+
+def test_a_file_that_never_appears_names_the_mount(tmp_path, quick_storage):
+    with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/manager\.json: .*check the mount"):
+        read_shared(tmp_path / "manager.json")
+
+
+def test_a_file_that_cannot_be_read_is_not_waited_for(tmp_path):
+    with pytest.raises(WorkspaceMissing, match="cannot read .*Is a directory; let the user"):
+        read_shared(tmp_path)
+
+
+def test_a_trial_is_read_from_its_document(workspace):
+    assert read_trial(workspace, "trial1") == TRIAL
+
+
+def test_a_trial_document_that_is_none_is_the_workspaces_fault(workspace):
+    workspace.trial("trial1").trial_json.write_bytes(b"{}")
+    with pytest.raises(WorkspaceMissing, match=r"cannot read trial\.json: .* was not written by a manager"):
+        read_trial(workspace, "trial1")
+
+
+@pytest.mark.parametrize("trial_id", ["..", "a/b", "", "-x"])
+def test_an_id_that_leads_out_of_the_workspace_is_a_settings_error(workspace, trial_id):
+    with pytest.raises(SettingsInvalid, match="cannot run trial"):
+        read_trial(workspace, trial_id)
+
+
+# ---- claiming an attempt
+
+
+def test_each_claim_is_another_attempt_and_tasks_count_on_their_own(workspace):
+    keys = [claim_attempt(workspace, "trial1", task)[0] for task in ("main-0", "main-0", "main-1", "main-0")]
+    assert [(key.attempt, key.task) for key in keys] == [
+        (0, "main-0"),
+        (1, "main-0"),
+        (0, "main-1"),
+        (2, "main-0"),
+    ]
+
+
+def test_many_who_claim_at_once_get_different_attempts(workspace):
+    claimed, start = [], threading.Barrier(8)
+
+    def claim():
+        start.wait()
+        claimed.append(claim_attempt(workspace, "trial1", "main-0")[0].attempt)
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(claimed) == list(range(8))
+
+
+def test_a_claimed_folder_is_ready_for_the_sdk(workspace):
+    key, folder = claim_attempt(workspace, "trial1", "main-0")
+    assert folder == workspace.attempt(key)
+    assert folder.parameter_cfg.read_bytes() == PARAMETERS
+    assert all(folder.stream(stream).read_bytes() == b"" for stream in Stream)
+
+
+def test_parameters_that_are_not_there_claim_nothing(workspace, quick_storage):
+    workspace.trial("trial1").parameter_cfg.unlink()
+    with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/parameter\.cfg"):
+        claim_attempt(workspace, "trial1", "main-0")
+    assert workspace.attempts_of("trial1") == []
+
+
+def test_a_file_in_the_place_of_the_attempts_is_an_error_with_a_remedy(workspace):
+    workspace.trial("trial1").attempts.touch()
+    with pytest.raises(
+        WorkspaceNotWritable, match="cannot write in the workspace .*; check the shared storage"
+    ):
+        claim_attempt(workspace, "trial1", "main-0")
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EROFS, "mount it read-write"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "more quota"),
+        (errno.EACCES, f"let user {os.getuid()} "),
+        (errno.EIO, "check the shared storage"),
+    ],
+)
+def test_each_way_of_not_being_writable_has_its_remedy(tmp_path, number, remedy):
+    message = str(not_writable(tmp_path, OSError(number, os.strerror(number))))
+    assert message.startswith(f"cannot write in the workspace {tmp_path}: {os.strerror(number)}; ")
+    assert remedy in message
+
+
+# ---- reading while it grows
+
+
+@pytest.fixture
+def tail(folder):
+    tail = Tail(folder, tuple(Stream))
+    yield tail
+    tail.close()
+
+
+def append(folder: AttemptFolder, stream: Stream, data: bytes) -> None:
+    with folder.stream(stream).open("ab") as file:
+        file.write(data)
+
+
+def test_sizes_and_bytes_are_those_of_the_moment(folder, tail):
+    assert tail.sizes() == dict.fromkeys(Stream, 0)
+    append(folder, Stream.METRICS, b"abc")
+    append(folder, Stream.STDERR, b"de")
+    assert tail.sizes() == dict.fromkeys(Stream, 0) | {Stream.METRICS: 3, Stream.STDERR: 2}
+    append(folder, Stream.METRICS, b"fgh")
+    assert tail.read(Stream.METRICS, 2, 3) == b"cfg"
+    assert tail.read(Stream.METRICS, 4, 10) == b"gh"
+
+
+def test_a_file_that_is_not_there_yet_is_empty_until_it_is(folder, tail):
+    folder.stream(Stream.METRICS).unlink()
+    assert tail.sizes()[Stream.METRICS] == 0
+    assert tail.read(Stream.METRICS, 0, 5) == b""
+    append(folder, Stream.METRICS, b"abc")
+    assert tail.sizes()[Stream.METRICS] == 3
+    assert tail.read(Stream.METRICS, 0, 3) == b"abc"
+
+
+def test_a_file_that_fails_keeps_its_size_and_is_opened_again(folder, tail):
+    append(folder, Stream.METRICS, b"abc")
+    assert tail.sizes()[Stream.METRICS] == 3
+    # A stale handle on NFS fails like a descriptor that is closed.
+    os.close(tail._descriptors[Stream.METRICS])
+    assert tail.sizes()[Stream.METRICS] == 3
+    append(folder, Stream.METRICS, b"de")
+    assert tail.sizes()[Stream.METRICS] == 5
+    assert tail.read(Stream.METRICS, 3, 2) == b"de"
+
+
+def test_a_failed_read_gives_nothing_and_the_next_one_all(folder, tail):
+    append(folder, Stream.STDOUT, b"abc")
+    tail.sizes()
+    os.close(tail._descriptors[Stream.STDOUT])
+    assert tail.read(Stream.STDOUT, 0, 3) == b""
+    assert tail.read(Stream.STDOUT, 0, 3) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("content", "longest", "text"),
+    [
+        (b"", 10, ""),
+        (b"one\ntwo\n", 100, "one\ntwo"),
+        (b"one\ntwo\n", 8, "one\ntwo"),
+        (b"one\ntwo\n", 7, "two"),
+        (b"one\ntwo\n", 5, "two"),
+        (b"a line that is longer than all", 8, "than all"),
+        (b"\xff\xfe\n", 10, "��"),
+        ("é".encode() * 10, 5, "�éé"),
+    ],
+)
+def test_the_last_text_begins_with_a_line_where_it_can(folder, tail, content, longest, text):
+    append(folder, Stream.STDERR, content)
+    assert tail.last_text(Stream.STDERR, longest) == text
+
+
+def test_closing_twice_is_harmless(folder, tail):
+    append(folder, Stream.METRICS, b"abc")
+    tail.sizes()
+    tail.close()
+    tail.close()
+    assert AttemptKey("trial1", 0, "main-0")  # the folder stays
+    assert folder.stream(Stream.METRICS).read_bytes() == b"abc"
