@@ -6,10 +6,10 @@ import time
 
 import pytest
 from fake_manager import KEY, TRIAL
-from nni_manager.domain.receiving import StreamBroken
-from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
 from real_experiment import wait_until
 
+from nni_manager.domain.receiving import StreamBroken
+from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
 from nni_sdk.records import decode
 from trial_keeper.core.replication import LOG_WINDOW_BYTES, METRICS_WINDOW_BYTES
 from trial_keeper.wire.messages import (
@@ -88,7 +88,7 @@ def test_a_manager_that_returns_elsewhere_gets_everything_from_its_last_commit_o
     site.add_python_trial(GATED)
     keeper = site.start_keeper(collect_logs=True)
     site.manager.wait_for_bytes(b'\\"default\\": 500,')
-    site.manager.wait_for(lambda: site.manager.stored(), "something is committed")
+    site.manager.wait_for(site.manager.stored, "something is committed")
     site.manager.commits = False
     site.open_gate("gate")
     site.manager.wait_for(lambda: site.manager.store.ended, "all is said")
@@ -114,7 +114,7 @@ def test_a_manager_that_died_during_the_trial_and_returns_elsewhere_is_found_soo
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
-    site.manager.wait_for(lambda: site.manager.stored(), "something is committed")
+    site.manager.wait_for(site.manager.stored, "something is committed")
     site.manager.die()
     wait_until(lambda: "the link to the manager is down" in keeper.stderr, "the keeper knows")
     asked_before = site.manager.hellos
@@ -154,7 +154,7 @@ def test_a_manager_document_that_is_damaged_for_a_while_is_read_again(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
-    site.manager.wait_for(lambda: site.manager.stored(), "something is committed")
+    site.manager.wait_for(site.manager.stored, "something is committed")
     site.workspace.manager_json.write_bytes(b"{")
     site.manager.break_streams()
     wait_until(lambda: "cannot read manager.json" in keeper.stderr or "is down" in keeper.stderr, "it knows")
@@ -274,7 +274,7 @@ def test_a_second_trial_is_more_than_this_keeper_can_take(site):
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper(linger_s=0.5)
-    site.manager.wait_for(lambda: site.manager.stored(), "something is committed")
+    site.manager.wait_for(site.manager.stored, "something is committed")
     site.manager.send(RunTrial("trial2"))
     wait_until(lambda: "the manager refused: cannot take another trial" in keeper.stderr, "it says so")
     site.open_gate("gate")

@@ -318,6 +318,16 @@ def test_orphans_of_a_trial_are_reaped_while_it_runs(site):
     assert keeper.wait() == 0
 
 
+def test_the_first_process_of_a_container_leaves_nothing_behind(site):
+    prefix = ("unshare", "--pid", "--fork", "--mount-proc")
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets tests make no process namespace")
+    site.add_trial("setsid sleep 1000 & (true & true) & echo $PPID; exit 4")
+    assert site.start_keeper(collect_logs=True, options={"prefix": prefix}).wait() == 4
+    assert site.manager.stored(Stream.STDOUT) == b"1\n"
+    assert site.manager.all_of(TrialEnded) == [exit_of(site)]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_comes_at_once_is_not_lost(silent_site, number):
     site = silent_site

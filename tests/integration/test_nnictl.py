@@ -304,7 +304,7 @@ def test_an_interrupt_before_the_manager_is_ready_leaves_nothing(place, started)
     read_until(process, "Starting restful server")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err.strip()) == (130, "")
     assert (registered(place), left_in(place)) == ([], [])
     assert not (place.parent / "experiments").exists()
 
