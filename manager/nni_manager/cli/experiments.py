@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,129 +120,35 @@ def _listed(known: Sequence[KnownExperiment]) -> str:
 
 def stored_trials(folder: ExperimentFolder) -> list[dict[str, Any]]:
     """All trials of an experiment without a manager."""
-    from nni_manager.domain.trial import Trial
-    from nni_manager.store.store import StoreReader
+    from nni_manager.engine.picture import Picture
+    from nni_manager.engine.views import trial_view
 
-    def document(trial: Trial) -> dict[str, Any]:
-        parameters = {
-            "parameter_id": trial.sequence_id,
-            "parameter_source": "algorithm",
-            "parameters": trial.parameters,
-            "parameter_index": 0,
-        }
-        final = {
-            "trialJobId": trial.trial_id,
-            "parameterId": str(trial.sequence_id),
-            "type": "FINAL",
-            "sequence": 0,
-            "data": trial.final,
-        }
-        optional = {
-            "startTime": _ms(trial.started_at_s),
-            "endTime": _ms(trial.ended_at_s),
-            "finalMetricData": None if trial.final is None else [final],
-        }
-        return {
-            "id": trial.trial_id,
-            "trialJobId": trial.trial_id,
-            "status": trial.state.nni_status,
-            "state": trial.state.value,
-            "sequenceId": trial.sequence_id,
-            "jobId": trial.job_id,
-            "submitTime": _ms(trial.created_at_s),
-            **{name: value for name, value in optional.items() if value is not None},
-            "hyperParameters": [json.dumps(parameters)],
-            "logPath": str(folder.workspace.trial(trial.trial_id).path),
-            "parameters": trial.parameters,
-            "value": trial.value if trial.value is not None and math.isfinite(trial.value) else None,
-            "reason": trial.reason and trial.reason.value,
-            "exitCode": trial.exit_code,
-            "message": trial.message,
-            "attempt": trial.attempt,
-            "intermediateCount": counted[trial.trial_id],
-            "latestIntermediate": latest.get(trial.trial_id),
-        }
-
-    with StoreReader(folder.database) as reader:
-        metrics = reader.metrics(is_final=False)
-        counted = Counter(row.trial_id for row in metrics)
-        latest = {row.trial_id: row.value for row in metrics}
-        return [document(trial) for trial in reader.trials()]
+    picture = Picture.stored(folder)
+    return [trial_view(picture, trial) for trial in picture.experiment.trials.values()]
 
 
 def stored_summary(folder: ExperimentFolder) -> dict[str, Any]:
     """The end of an experiment whose manager has gone: status, errors, counts, and its best and failed trials."""
-    from nni_manager.config.model import ExperimentConfig
-    from nni_manager.store.store import StoreReader
+    from nni_manager.engine.picture import Picture
+    from nni_manager.engine.views import summary_view
 
-    with StoreReader(folder.database) as reader:
-        stored = reader.experiment()
-    config = ExperimentConfig.from_json(stored.config)
-    trials = stored_trials(folder)
-    top = sorted(
-        (trial for trial in trials if trial["status"] == "SUCCEEDED" and trial["value"] is not None),
-        key=lambda trial: float(trial["value"]),
-        reverse=config.tuner.optimize_mode == "maximize",
-    )
-    failed = sorted(
-        (trial for trial in trials if trial["status"] == "FAILED"),
-        key=lambda trial: int(trial.get("endTime", 0)),
-        reverse=True,
-    )
-    return {
-        "id": stored.experiment_id,
-        "name": config.experiment_name,
-        "status": stored.state.value,
-        "errors": [stored.error] if stored.error else [],
-        "problem": "",
-        "counts": Counter(trial["status"] for trial in trials),
-        "trialCount": len(trials),
-        "maxTrialNum": config.max_trial_number,
-        "elapsedS": stored.active_s,
-        "maxExecDurationS": config.max_exec_duration_s,
-        "best": top[0] if top else None,
-        "top": top[:10],
-        "latestFailures": failed[:3],
-    }
+    return summary_view(Picture.stored(folder))
 
 
 def stored_profile(folder: ExperimentFolder) -> dict[str, Any]:
     """NNI's profile of an experiment without a manager."""
-    from nni_manager.config.model import ExperimentConfig
-    from nni_manager.store.store import StoreReader
+    from nni_manager.engine.picture import Picture
+    from nni_manager.engine.views import profile_view
 
-    with StoreReader(folder.database) as reader:
-        stored = reader.experiment()
-        trial_count = len(reader.trials())
-    config = ExperimentConfig.from_json(stored.config)
-    profile = {
-        "id": stored.experiment_id,
-        "revision": 1,
-        "execDuration": int(stored.active_s),
-        "logDir": str(folder.path),
-        "startTime": _ms(stored.created_at_s),
-        "endTime": _ms(stored.ended_at_s),
-        "nextSequenceId": trial_count,
-        "params": {
-            "authorName": config.author_name,
-            "experimentName": config.experiment_name,
-            "description": config.description,
-            "trialConcurrency": config.trial_concurrency,
-            "maxExecDuration": config.max_exec_duration_s,
-            "maxTrialNum": config.max_trial_number,
-            "searchSpace": config.search_space_raw,
-            "trainingServicePlatform": config.training_service,
-            "versionCheck": config.version_check,
-            "logCollection": config.log_collection,
-            "tuner": {"builtinTunerName": config.tuner.name, "classArgs": config.tuner.class_args},
-            "trial": {
-                "command": config.trial_command,
-                "codeDir": str(config.code_dir),
-                "gpuNum": config.gpu_num,
-            },
-        },
-    }
-    return {name: value for name, value in profile.items() if value is not None}
+    return profile_view(Picture.stored(folder))
+
+
+def stored_metadata(folder: ExperimentFolder) -> dict[str, Any]:
+    """What a list shows of an experiment without a manager."""
+    from nni_manager.engine.picture import Picture
+    from nni_manager.engine.views import metadata_view
+
+    return metadata_view(Picture.stored(folder))
 
 
 def stored_status(folder: ExperimentFolder) -> dict[str, Any]:
@@ -259,23 +162,3 @@ def stored_status(folder: ExperimentFolder) -> dict[str, Any]:
         "errors": [stored.error] if stored.error else [],
         "isOver": stored.state.is_over,
     }
-
-
-def stored_metadata(folder: ExperimentFolder) -> dict[str, Any]:
-    """What a list shows of an experiment without a manager."""
-    from nni_manager.config.model import ExperimentConfig
-    from nni_manager.store.store import StoreReader
-
-    with StoreReader(folder.database) as reader:
-        stored = reader.experiment()
-    config = ExperimentConfig.from_json(stored.config)
-    return {
-        "experimentName": config.experiment_name,
-        "platform": config.training_service,
-        "status": stored.state.value,
-        "startTime": _ms(stored.created_at_s),
-    } | ({} if stored.ended_at_s is None else {"endTime": _ms(stored.ended_at_s)})
-
-
-def _ms(at_s: float | None) -> int | None:
-    return None if at_s is None else round(at_s * 1000)

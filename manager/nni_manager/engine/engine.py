@@ -19,10 +19,8 @@ from nni_manager.domain.experiment import (
     CloseAttempt,
     Effect,
     Event,
-    Experiment,
     ExperimentStopAsked,
     Finish,
-    Limits,
     ParametersSuggested,
     SaveExperiment,
     SaveTrial,
@@ -38,6 +36,7 @@ from nni_manager.domain.experiment import (
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
+from nni_manager.engine.picture import Picture, experiment_of
 from nni_manager.engine.trial_files import LeftBehind, left_behind, read_rest, write_experiment, write_trial
 from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import ExperimentFolder
@@ -78,14 +77,7 @@ class Engine:
         self.folder = folder
         self.reader = StoreReader(folder.database)
         self.stored: StoredExperiment = self.reader.experiment()
-        self.experiment = Experiment(
-            self.stored.experiment_id,
-            Limits(config.trial_concurrency, config.max_trial_number, config.max_exec_duration_s),
-            maximize=config.tuner.optimize_mode == "maximize",
-            state=self.stored.state,
-            active_s=self.stored.active_s,
-            keeper_has_matched=self.stored.keeper_has_matched,
-        )
+        self.experiment = experiment_of(self.stored, config)
         self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
         self.keepers = Keepers(
             self.experiment, self.stored.secret, config.version_check, self.commits, self.reader, self.post
@@ -134,6 +126,19 @@ class Engine:
             await self.commits.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
         self.reader.close()
+
+    def picture(self) -> Picture:
+        """The experiment at this moment."""
+        return Picture(
+            self.config,
+            self.folder,
+            self.experiment,
+            self.stored.created_at_s,
+            self.ended_at_s,
+            self.experiment.duration_s(time.monotonic()),
+            self.commits.problem,
+            len(self.keepers),
+        )
 
     def stop(self) -> None:
         """End the experiment: running trials are cancelled, and `finished` is set when the last is over."""

@@ -54,7 +54,7 @@ SELECT metric.*, max(record_offset) FROM metric JOIN trial USING (trial_id)
 WHERE metric.attempt = trial.attempt AND NOT is_final
 GROUP BY trial_id;
 
--- name: get_progress_of_trials -- how many intermediate results of each trial count, and the newest, for a restored manager
-SELECT trial_id, count(*) AS count, max(record_offset) AS newest_offset FROM metric JOIN trial USING (trial_id)
-WHERE metric.attempt = trial.attempt AND NOT is_final AND state IN ('WAITING', 'RUNNING', 'STOPPING', 'CLOSING')
+-- name: get_progress_of_trials -- how many intermediate results of each trial count, and the newest of them
+SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FROM metric JOIN trial USING (trial_id)
+WHERE metric.attempt = trial.attempt AND NOT is_final
 GROUP BY trial_id;

@@ -341,8 +341,10 @@ class StoreReader:
         )
 
     def trials(self) -> list[Trial]:
-        """All trials, in the order they were made. Intermediate results are counted for those that still run."""
-        progress = {row["trial_id"]: row["count"] for row in self._rows("get_progress_of_trials")}
+        """All trials, in the order they were made."""
+        progress = {
+            row["trial_id"]: (row["value"], row["count"]) for row in self._rows("get_progress_of_trials")
+        }
         return [
             Trial(
                 row["trial_id"],
@@ -361,7 +363,7 @@ class StoreReader:
                 row["message"],
                 row["final"],
                 row["value"],
-                intermediate_count=progress.get(row["trial_id"], 0),
+                *progress.get(row["trial_id"], (None, 0)),
             )
             for row in self._rows("get_trials")
         ]

@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
 from nni_manager.domain.trial import Trial
+from nni_manager.engine import views
 from nni_manager.engine.engine import Engine
 from nni_manager.errors import UserMistake
 from nni_manager.store.store import MetricRow, StoreReader
-from nni_manager.web import views
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
@@ -86,16 +86,15 @@ class Api:
 
     async def check_status(self, _: Request) -> Response:
         """The experiment's state."""
-        experiment = self._engine.experiment
-        return Json({"status": experiment.state.value, "errors": views.errors_view(experiment)})
+        return Json(views.status_view(self._engine.experiment))
 
     async def summary(self, _: Request) -> Response:
         """The experiment at a glance."""
-        return Json(views.summary_view(self._engine))
+        return Json(views.summary_view(self._engine.picture()))
 
     async def experiment(self, _: Request) -> Response:
         """The experiment's profile."""
-        return Json(views.profile_view(self._engine))
+        return Json(views.profile_view(self._engine.picture()))
 
     async def stop_experiment(self, _: Request) -> Response:
         """Stop the experiment and end the manager; answers before that is done."""
@@ -105,7 +104,7 @@ class Api:
 
     async def metadata(self, _: Request) -> Response:
         """What a list of experiments shows."""
-        return Json(views.metadata_view(self._engine, self._port))
+        return Json(views.metadata_view(self._engine.picture()) | {"port": self._port})
 
     async def statistics(self, _: Request) -> Response:
         """Counts of trials by status; those there are none of are left out."""
@@ -117,18 +116,15 @@ class Api:
     async def trials(self, request: Request) -> Response:
         """All trials, or those with one status."""
         status = request.query_params.get("status")
-        trials = self._engine.experiment.trials.values()
+        picture = self._engine.picture()
+        trials = picture.experiment.trials.values()
         return Json(
-            [
-                views.trial_view(self._engine, trial)
-                for trial in trials
-                if status in (None, trial.state.nni_status)
-            ]
+            [views.trial_view(picture, trial) for trial in trials if status in (None, trial.state.nni_status)]
         )
 
     async def trial(self, request: Request) -> Response:
         """One trial."""
-        return Json(views.trial_view(self._engine, self._trial_of(request)))
+        return Json(views.trial_view(self._engine.picture(), self._trial_of(request)))
 
     async def stop_trial(self, request: Request) -> Response:
         """Stop one trial; answers before it has ended."""
@@ -136,7 +132,7 @@ class Api:
         if trial.state.is_final:
             raise HTTPException(409, f"cannot stop trial {trial.trial_id}: it is {trial.state.value} already")
         self._engine.stop_trial(trial.trial_id)
-        return Json(views.trial_view(self._engine, trial), status_code=202)
+        return Json(views.trial_view(self._engine.picture(), trial), status_code=202)
 
     async def metrics(self, request: Request) -> Response:
         """The records of all trials."""

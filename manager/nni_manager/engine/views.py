@@ -4,13 +4,12 @@ Source: NNI v2.0 and v3.0 manager REST API.
 """
 
 import json
-import time
 from collections.abc import Iterable
 from typing import Any
 
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.engine.engine import Engine
+from nni_manager.engine.picture import Picture
 from nni_manager.store.store import MetricRow
 
 
@@ -22,7 +21,7 @@ def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def trial_view(engine: Engine, trial: Trial) -> dict[str, Any]:
+def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
     """One trial: NNI's fields, and those that NNI never had."""
     parameters = {
         "parameter_id": trial.sequence_id,
@@ -52,7 +51,7 @@ def trial_view(engine: Engine, trial: Trial) -> dict[str, Any]:
             "startTime": _ms(trial.started_at_s),
             "endTime": _ms(trial.ended_at_s),
             "hyperParameters": [json.dumps(parameters)],
-            "logPath": str(engine.folder.workspace.trial(trial.trial_id).path),
+            "logPath": str(picture.folder.workspace.trial(trial.trial_id).path),
             "finalMetricData": final,
         }
     ) | {
@@ -80,6 +79,11 @@ def metric_view(row: MetricRow) -> dict[str, Any]:
     }
 
 
+def status_view(experiment: Experiment) -> dict[str, Any]:
+    """The experiment's state, and what stopped it."""
+    return {"status": experiment.state.value, "errors": errors_view(experiment)}
+
+
 def counts_view(experiment: Experiment) -> dict[str, int]:
     """How many trials have each of NNI's statuses."""
     counts: dict[str, int] = {state.value: 0 for state in TrialState if state.nni_status == state.value}
@@ -93,17 +97,17 @@ def errors_view(experiment: Experiment) -> list[str]:
     return [experiment.error] if experiment.error else []
 
 
-def profile_view(engine: Engine) -> dict[str, Any]:
+def profile_view(picture: Picture) -> dict[str, Any]:
     """The experiment's profile."""
-    config, experiment = engine.config, engine.experiment
+    config, experiment = picture.config, picture.experiment
     return _without_none(
         {
             "id": experiment.experiment_id,
             "revision": 1,
-            "execDuration": int(experiment.duration_s(time.monotonic())),
-            "logDir": str(engine.folder.path),
-            "startTime": _ms(engine.stored.created_at_s),
-            "endTime": _ms(engine.ended_at_s) if experiment.state.is_over else None,
+            "execDuration": int(picture.duration_s),
+            "logDir": str(picture.folder.path),
+            "startTime": _ms(picture.created_at_s),
+            "endTime": _ms(picture.ended_at_s) if experiment.state.is_over else None,
             "nextSequenceId": len(experiment.trials),
             "params": {
                 "authorName": config.author_name,
@@ -127,44 +131,43 @@ def profile_view(engine: Engine) -> dict[str, Any]:
     )
 
 
-def metadata_view(engine: Engine, port: int) -> dict[str, Any]:
+def metadata_view(picture: Picture) -> dict[str, Any]:
     """What a list of experiments shows."""
     return _without_none(
         {
-            "id": engine.experiment.experiment_id,
-            "experimentName": engine.config.experiment_name,
-            "port": port,
-            "platform": engine.config.training_service,
-            "status": engine.experiment.state.value,
-            "startTime": _ms(engine.stored.created_at_s),
-            "endTime": _ms(engine.ended_at_s) if engine.experiment.state.is_over else None,
-            "logDir": str(engine.folder.path),
+            "id": picture.experiment.experiment_id,
+            "experimentName": picture.config.experiment_name,
+            "platform": picture.config.training_service,
+            "status": picture.experiment.state.value,
+            "startTime": _ms(picture.created_at_s),
+            "endTime": _ms(picture.ended_at_s) if picture.experiment.state.is_over else None,
+            "logDir": str(picture.folder.path),
         }
     )
 
 
-def summary_view(engine: Engine) -> dict[str, Any]:
+def summary_view(picture: Picture) -> dict[str, Any]:
     """Everything a person wants to see at a glance, in one small answer."""
-    experiment = engine.experiment
+    experiment = picture.experiment
     return {
         "id": experiment.experiment_id,
-        "name": engine.config.experiment_name,
+        "name": picture.config.experiment_name,
         "status": experiment.state.value,
         "errors": errors_view(experiment),
-        "problem": engine.commits.problem,
+        "problem": picture.problem,
         "counts": counts_view(experiment),
         "trialCount": len(experiment.trials),
         "maxTrialNum": experiment.limits.max_trials,
         "trialConcurrency": experiment.limits.concurrency,
-        "elapsedS": experiment.duration_s(time.monotonic()),
+        "elapsedS": picture.duration_s,
         "maxExecDurationS": experiment.limits.max_duration_s,
-        "optimizeMode": engine.config.tuner.optimize_mode,
-        "best": trial_view(engine, experiment.best) if experiment.best is not None else None,
-        "top": [trial_view(engine, trial) for trial in experiment.top],
-        "latestFailures": [trial_view(engine, trial) for trial in experiment.latest_failures],
-        "keepers": len(engine.keepers),
-        "startTime": _ms(engine.stored.created_at_s),
-        "endTime": _ms(engine.ended_at_s) if experiment.state.is_over else None,
+        "optimizeMode": picture.config.tuner.optimize_mode,
+        "best": trial_view(picture, experiment.best) if experiment.best is not None else None,
+        "top": [trial_view(picture, trial) for trial in experiment.top],
+        "latestFailures": [trial_view(picture, trial) for trial in experiment.latest_failures],
+        "keepers": picture.keepers,
+        "startTime": _ms(picture.created_at_s),
+        "endTime": _ms(picture.ended_at_s) if experiment.state.is_over else None,
     }
 
 

@@ -1,0 +1,52 @@
+"""An experiment at one moment, taken from the engine that runs it or, when none does, from what is stored."""
+
+from dataclasses import dataclass
+
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.domain.experiment import Experiment, Limits
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.store import StoredExperiment, StoreReader
+
+
+def experiment_of(stored: StoredExperiment, config: ExperimentConfig) -> Experiment:
+    """The experiment as it was stored, before its trials are restored."""
+    return Experiment(
+        stored.experiment_id,
+        Limits(config.trial_concurrency, config.max_trial_number, config.max_exec_duration_s),
+        maximize=config.tuner.optimize_mode == "maximize",
+        state=stored.state,
+        error=stored.error,
+        active_s=stored.active_s,
+        keeper_has_matched=stored.keeper_has_matched,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that views show. `experiment` is the engine's own when there is one: look, do not keep.
+
+    Times in seconds since the epoch. `problem`: why nothing can be stored at present. `keepers`: how many are connected.
+    """
+
+    config: ExperimentConfig
+    folder: ExperimentFolder
+    experiment: Experiment
+    created_at_s: float
+    ended_at_s: float | None
+    duration_s: float
+    problem: str = ""
+    keepers: int = 0
+
+    @classmethod
+    def stored(cls, folder: ExperimentFolder) -> "Picture":
+        """The last that was stored of an experiment.
+
+        Raises:
+            StoreUnusable: its database cannot be read.
+        """
+        with StoreReader(folder.database) as reader:
+            stored = reader.experiment()
+            config = ExperimentConfig.from_json(stored.config)
+            experiment = experiment_of(stored, config)
+            experiment.restore(reader.trials())
+        return cls(config, folder, experiment, stored.created_at_s, stored.ended_at_s, stored.active_s)
