@@ -53,9 +53,10 @@ class ManagerLink:
         """Connect in the background; a try that is still under way is given up."""
         if self._task is not None:
             self._task.cancel()
+        # A stream keeps the queue it began with: one that is dying must neither take from its successor nor speak for it.
         self._outgoing = asyncio.Queue()
         self._outgoing.put_nowait(hello)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._run(self._outgoing))
 
     def send(self, message: KeeperMessage) -> None:
         """Queue a message. The queue is as short as the replication windows are small."""
@@ -65,6 +66,7 @@ class ManagerLink:
         """Let go of the stream that is up, without waiting for its end."""
         if self._task is not None:
             self._task.cancel()
+        self._outgoing = asyncio.Queue()
         self._post(LinkLost(cause))
 
     async def close(self) -> None:
@@ -74,10 +76,14 @@ class ManagerLink:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _run(self) -> None:
-        self._post(await self._outcome())
+    async def _run(self, outgoing: "asyncio.Queue[KeeperMessage]") -> None:
+        self._post_of(outgoing, await self._outcome(outgoing))
 
-    async def _outcome(self) -> LinkLost | LinkRefused:
+    def _post_of(self, outgoing: "asyncio.Queue[KeeperMessage]", event: Event) -> None:
+        if outgoing is self._outgoing:
+            self._post(event)
+
+    async def _outcome(self, outgoing: "asyncio.Queue[KeeperMessage]") -> LinkLost | LinkRefused:
         """Talk until the stream ends; why it did."""
         try:
             document = ManagerDocument.from_bytes(self._workspace.manager_json.read_bytes())
@@ -88,7 +94,7 @@ class ManagerLink:
         async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
             try:
                 await asyncio.wait_for(_connected(channel, address), CONNECT_TIMEOUT_S)
-                await self._talk(channel)
+                await self._talk(channel, outgoing)
             except (TimeoutError, asyncio.TimeoutError):
                 return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
             except ConnectionError as error:
@@ -100,25 +106,26 @@ class ManagerLink:
                 return LinkRefused(str(error))
             return LinkLost(f"{address} closed the stream")
 
-    async def _talk(self, channel: grpc.aio.Channel) -> None:
+    async def _talk(self, channel: grpc.aio.Channel, outgoing: "asyncio.Queue[KeeperMessage]") -> None:
         metadata = ((JOB_KEY, self._settings.job_id), (TOKEN_KEY, self._settings.token))
-        call = KeeperServiceStub(channel).Connect(self._requests(), metadata=metadata)
+        call = KeeperServiceStub(channel).Connect(_requests(outgoing), metadata=metadata)
         # An address where nobody listens fails at once; one that swallows packets takes the whole time.
         response = await asyncio.wait_for(call.read(), CONNECT_TIMEOUT_S)
         while isinstance(response, pb.ConnectResponse):
             message = manager_message_from_pb(response)
             match message:
                 case Welcome():
-                    self._post(LinkOpened(message))
+                    self._post_of(outgoing, LinkOpened(message))
                 case RunTrial():
                     raise MessageInvalid("cannot take another trial: this job runs one trial and ends")
                 case _:
-                    self._post(message)
+                    self._post_of(outgoing, message)
             response = await call.read()
 
-    async def _requests(self) -> AsyncIterator[pb.ConnectRequest]:
-        while True:
-            yield keeper_message_to_pb(await self._outgoing.get())
+
+async def _requests(outgoing: "asyncio.Queue[KeeperMessage]") -> AsyncIterator[pb.ConnectRequest]:
+    while True:
+        yield keeper_message_to_pb(await outgoing.get())
 
 
 async def _connected(channel: grpc.aio.Channel, address: str) -> None:

@@ -1,0 +1,117 @@
+"""The link alone, against a server that treats its streams badly."""
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from trial_keeper.core.events import LinkLost, LinkOpened
+from trial_keeper.host.link import ManagerLink
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.convert import keeper_message_from_pb, manager_message_to_pb
+from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, Welcome
+from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
+from trial_keeper.wire.workspace import ManagerDocument, Workspace
+
+HELLO = Hello("1.0", "EXPERIMT", "aBcDe", "main-0")
+ROUNDS = 30
+
+
+class Forgetful(KeeperServiceServicer):
+    """Says Welcome, reads what comes, and breaks the stream after some messages. Keeps what each stream said first."""
+
+    def __init__(self, reads_before_break):
+        self.first_messages = []
+        self.reads_before_break = reads_before_break
+
+    async def Connect(self, request_iterator, context):  # noqa: N802
+        self.first_messages.append(keeper_message_from_pb(await context.read()))
+        await context.write(manager_message_to_pb(Welcome("1.0")))
+        for _ in range(self.reads_before_break):
+            await context.read()
+        await context.abort(grpc.StatusCode.ABORTED, "broken")
+
+
+@pytest.mark.parametrize("reads_before_break", [0, 1, 7])
+@pytest.mark.parametrize("size", [10, 256 * 1024])
+def test_a_stream_that_dies_under_a_flow_of_messages_takes_nothing_from_the_next_one(
+    tmp_path, reads_before_break, size
+):
+    asyncio.run(asyncio.wait_for(talk(tmp_path, reads_before_break, size), 60))
+
+
+async def talk(folder, reads_before_break, size):
+    server, servicer = grpc.aio.server(), Forgetful(reads_before_break)
+    add_KeeperServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    workspace = Workspace(folder)
+    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
+    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
+    events: asyncio.Queue[object] = asyncio.Queue()
+    link = ManagerLink(workspace, settings, events.put_nowait)
+    chunk = Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, 0, bytes(size))
+    for _ in range(ROUNDS):
+        link.open(HELLO)
+        assert isinstance(await events.get(), LinkOpened)
+        while events.empty():  # as a busy trial makes its keeper send, up to the moment the loss is known
+            link.send(chunk)
+            await asyncio.sleep(0)
+        lost = await events.get()
+        assert isinstance(lost, LinkLost), lost
+    await link.close()
+    assert servicer.first_messages == [HELLO] * ROUNDS
+    assert events.empty()
+    await server.stop(None)
+
+
+class Recording(KeeperServiceServicer):
+    """Says Welcome and keeps all that each stream brings."""
+
+    def __init__(self):
+        self.streams = []
+
+    async def Connect(self, request_iterator, context):  # noqa: N802
+        brought = []
+        self.streams.append(brought)
+        async for request in request_iterator:
+            brought.append(keeper_message_from_pb(request))
+            if len(brought) == 1:
+                await context.write(manager_message_to_pb(Welcome("1.0")))
+
+
+@pytest.mark.parametrize("ticks", [0, 1, 3, 10, 30, 100, 300])
+def test_a_stream_given_up_while_it_opens_takes_nothing_from_the_next_one(tmp_path, ticks):
+    asyncio.run(asyncio.wait_for(reopen(tmp_path, ticks), 60))
+
+
+async def reopen(folder, ticks):
+    server, servicer = grpc.aio.server(), Recording()
+    add_KeeperServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    workspace = Workspace(folder)
+    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
+    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
+    events: asyncio.Queue[object] = asyncio.Queue()
+    link = ManagerLink(workspace, settings, events.put_nowait)
+    chunks = [Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, number, b"x") for number in range(50)]
+    for _ in range(ROUNDS):
+        link.open(HELLO)
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        while not events.empty():
+            events.get_nowait()
+        link.open(HELLO)  # the manager moved, just now
+        while not isinstance(await events.get(), LinkOpened):
+            pass
+        for chunk in chunks:
+            link.send(chunk)
+            await asyncio.sleep(0)
+        brought = servicer.streams[-1]
+        while len(brought) < 1 + len(chunks):
+            await asyncio.sleep(0)
+        assert brought == [HELLO, *chunks]
+        link.drop("enough")
+    await link.close()
+    await server.stop(None)
