@@ -586,13 +586,29 @@ def test_without_relay_the_keeper_says_its_own_lines_only(site):
     assert OWN_LINE.sub(b"", keeper.stderr_file.read_bytes()) == b""
 
 
+@pytest.fixture
+def unread_pipes():
+    """The writing ends of two pipes; nobody reads at the others."""
+    pipes = [os.pipe(), os.pipe()]
+    yield [write_end for _, write_end in pipes]
+    for pipe in pipes:
+        for end in pipe:
+            os.close(end)
+
+
 @pytest.mark.parametrize("together", [True, False], ids=["one pipe for both", "two pipes"])
-def test_a_reader_that_does_not_read_keeps_no_trial_from_its_end(site, together):
-    site.add_python_trial(TALKATIVE)
-    stderr = subprocess.STDOUT if together else subprocess.PIPE
+def test_a_reader_that_does_not_read_keeps_no_trial_from_its_end(site, unread_pipes, together):
+    site.gate("gate")
+    site.add_python_trial(TALKATIVE + "open('gate').read()\n")
+    stdout, stderr = unread_pipes[:1] * 2 if together else unread_pipes
     keeper = site.start_keeper(
-        relay_output=True, collect_logs=True, options={"stdout": subprocess.PIPE, "stderr": stderr}
+        relay_output=True, collect_logs=True, options={"stdout": stdout, "stderr": stderr}
     )
+    wait_until(
+        lambda: not select.select([], [stdout], [], 0)[1] and not select.select([], [stderr], [], 0)[1],
+        "the pipes are full",
+    )
+    site.open_gate("gate")
     assert keeper.wait() == 0
     assert site.manager.stored(Stream.STDOUT) == site.file(Stream.STDOUT)
     assert exit_of(site).reason is ExitReason.SUCCEEDED
@@ -614,9 +630,13 @@ def test_output_that_nobody_can_read_any_more_is_harmless(site, relay_output):
 
 
 def test_a_keeper_whose_standard_descriptors_are_closed_works(site):
-    site.add_python_trial(TALKATIVE)
+    site.gate("gate")
+    site.add_python_trial(TALKATIVE + "open('gate').read()\n")
     prefix = ("bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash")
     keeper = site.start_keeper(relay_output=True, collect_logs=True, options={"prefix": prefix})
+    site.manager.wait_for(lambda: site.manager.all_of(TrialStarted), "TrialStarted")
+    assert {os.readlink(f"/proc/{keeper.pid}/fd/{number}") for number in range(3)} == {"/dev/null"}
+    site.open_gate("gate")
     assert keeper.wait() == 0
     assert len(site.file(Stream.STDOUT)) == 5 * 1024 * 1024
     for stream in Stream:
