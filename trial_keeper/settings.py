@@ -34,7 +34,7 @@ class KeeperSettings:
     grace_s: float = 30.0
     """From the polite signal to the last one. Kubernetes' own default."""
     linger_s: float = 30.0
-    """How long a keeper whose trial has ended waits for a manager that is away. The files stay in the workspace in any case."""
+    """How long a keeper whose trial has ended waits for the manager to take more. The files stay in the workspace in any case."""
 
     @property
     def streams(self) -> tuple[Stream, ...]:

@@ -187,5 +187,7 @@ def test_a_keeper_of_another_version_stops_the_experiment_before_anything_runs(a
     assert "0.5.1" in summary["errors"][0]
     assert "pip install" in summary["errors"][0]
     assert summary["trialCount"] <= 4
-    wait_until(lambda: all("endTime" in trial for trial in experiment.get("/trial-jobs")), "all trials have ended")
+    wait_until(
+        lambda: all("endTime" in trial for trial in experiment.get("/trial-jobs")), "all trials have ended"
+    )
     assert {trial["reason"] for trial in experiment.get("/trial-jobs")} == {"version"}

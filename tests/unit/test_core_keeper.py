@@ -193,8 +193,33 @@ def test_the_end_is_recorded_before_it_is_told(play: Play) -> None:
 def test_the_keeper_stays_until_it_is_told_that_all_is_recorded(play: Play) -> None:
     play.running().at(1, exited(0, size=10))
     assert play.at(2, durable(10)) == []
-    assert play.at(3600 * 24 * 365, TimePassed()) == []
-    assert play.at(3600 * 24 * 366, durable(10, closed=True)) == [Exit(0)]
+    assert play.at(31, TimePassed()) == []
+    assert play.at(31.5, durable(10, closed=True)) == [Exit(0)]
+
+
+def test_a_manager_that_listens_and_takes_nothing_is_waited_for_no_longer_than_one_that_is_away(
+    play: Play,
+) -> None:
+    play.running().at(1, exited(0, size=10))
+    assert play.at(30.9, TimePassed()) == []
+    assert play.at(31, TimePassed()) == [Exit(0)]
+
+
+def test_as_long_as_the_manager_takes_more_the_keeper_stays(play: Play) -> None:
+    play.running().at(1, exited(0, size=1000))
+    for step in range(1, 100):
+        assert Exit(0) not in play.at(step * 29, durable(step))
+    assert play.at(99 * 29 + 30, TimePassed()) == [Exit(0)]
+
+
+def test_a_running_trial_that_the_manager_has_closed_is_stopped(play: Play) -> None:
+    play.running()
+    assert SignalTrial(KEY, kill=False) in play.at(5, durable(closed=True))
+
+
+def test_a_stop_of_another_trial_is_not_for_this_one(play: Play) -> None:
+    play.running()
+    assert play.at(5, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
 
 
 # ---- the link
@@ -299,7 +324,7 @@ def test_a_stop_is_polite_first_and_firm_after_the_grace(play: Play) -> None:
 def test_a_trial_that_goes_within_the_grace_is_not_killed(play: Play) -> None:
     play.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
     assert end_in(play.at(101, exited(None, 15))).reason is ExitReason.STOPPED_BY_USER
-    assert play.at(200, TimePassed()) == []
+    assert play.at(120, TimePassed()) == []
 
 
 def test_the_grace_is_over_in_time_even_when_other_things_happen(play: Play) -> None:
@@ -403,18 +428,18 @@ def test_a_keeper_lingers_for_a_manager_that_is_away_and_then_ends(play: Play) -
     assert play.at(130, TimePassed())[-1] == Exit(3)
 
 
-def test_a_link_that_is_lost_after_the_end_starts_the_wait(play: Play) -> None:
+def test_a_link_that_is_lost_after_the_end_does_not_lengthen_the_wait(play: Play) -> None:
     play.running().at(1, exited(0))
-    play.at(50, LinkLost("manager killed"))
-    assert Exit(0) not in play.at(79.9, TimePassed())
-    assert play.at(80, TimePassed()) == [Exit(0)]
+    play.at(20, LinkLost("manager killed"))
+    assert Exit(0) not in play.at(30.9, TimePassed())
+    assert play.at(31, TimePassed()) == [Exit(0)]
 
 
-def test_a_manager_that_comes_back_in_time_ends_the_wait(play: Play) -> None:
+def test_a_manager_that_comes_back_in_time_begins_the_wait_anew(play: Play) -> None:
     play.running(linked=False).at(1, exited(0))
     play.at(25, welcome())
-    assert play.at(1000, TimePassed()) == []
-    assert play.at(1001, durable(closed=True)) == [Exit(0)]
+    assert play.at(54.9, TimePassed()) == []
+    assert play.at(54.95, durable(closed=True)) == [Exit(0)]
 
 
 def test_hours_without_a_manager_cost_a_running_trial_nothing(play: Play) -> None:

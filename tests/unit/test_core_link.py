@@ -56,9 +56,15 @@ def test_years_of_failures_are_no_problem() -> None:
     assert link.retry_at_s == LONGEST_RETRY_S
 
 
-def test_a_link_that_was_up_begins_with_the_shortest_wait() -> None:
+def test_a_manager_that_welcomes_and_breaks_is_tried_more_and_more_seldom() -> None:
+    link = a_link(*[LinkEvent.DUE, LinkEvent.OPENED, LinkEvent.LOST] * 5)
+    assert link.retry_at_s == FIRST_RETRY_S * 2**4
+
+
+def test_a_link_that_was_of_use_begins_with_the_shortest_wait() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5, LinkEvent.DUE, LinkEvent.OPENED)
     assert link.is_up
+    link.proved_useful()
     link.happened(LinkEvent.LOST, 50.0)
     assert not link.is_up
     assert link.retry_at_s == 50.0 + FIRST_RETRY_S

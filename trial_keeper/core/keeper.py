@@ -2,8 +2,8 @@
 
 Theory of operation. A keeper is given a trial, starts its command at once, and replicates the attempt's files whenever a
 manager can be reached. An end is written to exit.json before it is told, so that it is known even if nobody ever
-listens. The keeper ends when the manager has said that everything about the attempt is recorded, or when it has waited
-`linger_s` for a manager that is away: the workspace then has all there is to know.
+listens. The keeper ends when the manager has said that everything about the attempt is recorded, or when nothing has gone
+forward for `linger_s`: the workspace then has all there is to know.
 
 All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -77,7 +77,8 @@ class Keeper:
                 self._attempt(event.key).replication.grew(event.sizes)
                 return []
             case Durable():
-                return self._note_durable(event.attempt)
+                self.link.proved_useful()
+                return self._note_durable(event.attempt, now_s)
             case TrialAssigned():
                 self.attempt = Attempt(event.key, self.settings.streams)
                 return [SpawnTrial(event.key)]
@@ -99,7 +100,8 @@ class Keeper:
             case TrialExited():
                 return self._note_end(self._ended(event), now_s)
             case StopTrial():
-                return self._stop(event.reason, now_s)
+                is_ours = self.attempt is not None and self.attempt.key.trial_id == event.trial_id
+                return self._stop(event.reason, now_s) if is_ours else []
             case SignalReceived():
                 # Whoever signals the keeper itself ends the job: the cluster, or the manager through it. A manager that
                 # asked has its own reason on record already.
@@ -167,8 +169,7 @@ class Keeper:
         attempt.ended = ended
         attempt.kill_at_s = None
         attempt.replication.ended(ended.final_sizes)
-        if not self.link.is_up:
-            self._lingers_until_s = now_s + self.settings.linger_s
+        self._lingers_until_s = now_s + self.settings.linger_s
         text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
         return [RecordExit(ended), LogDecision(None, text), *self._tell_end(attempt)]
 
@@ -204,7 +205,7 @@ class Keeper:
 
     def _note_link(self, event: LinkOpened, now_s: float) -> list[Effect]:
         self.link.happened(LinkEvent.OPENED, now_s)
-        self._lingers_until_s = None
+        self._note_progress(now_s)
         attempt = self.attempt
         if attempt is None:
             return []
@@ -212,33 +213,36 @@ class Keeper:
         entry = known.get(attempt.key, AttemptOffsets(attempt.key, {}))
         attempt.replication.link_came_up(entry.offsets)
         if entry.closed:
-            # Still running, although the manager has given it up: nobody waits for its results any more.
-            return (
-                self._close(attempt) if attempt.ended is not None else self._stop(ExitReason.JOB_LOST, now_s)
-            )
+            return self._close(attempt, now_s)
         return [*self._tell_start(attempt), *self._tell_end(attempt)]
 
-    def _close(self, attempt: Attempt) -> list[Effect]:
+    def _close(self, attempt: Attempt, now_s: float) -> list[Effect]:
+        if attempt.ended is None:
+            # Still running, although the manager has given it up: nobody waits for its results any more.
+            return self._stop(ExitReason.JOB_LOST, now_s)
         attempt.happened(AttemptEvent.CLOSED)
         return []
+
+    def _note_progress(self, now_s: float) -> None:
+        if self._lingers_until_s is not None:
+            self._lingers_until_s = now_s + self.settings.linger_s
 
     def _note_link_down(self, event: LinkEvent, text: str, now_s: float) -> list[Effect]:
         self.link.happened(event, now_s)
         attempt = self.attempt
         if attempt is not None:
             attempt.replication.link_went_down()
-            if attempt.ended is not None and self._lingers_until_s is None:
-                self._lingers_until_s = now_s + self.settings.linger_s
         # One line for an outage, however many tries it lasts; a refusal is a decision of its own.
         is_news = self.link.state is LinkState.REFUSED or self.link.failures == 1
         return [LogDecision(None, text)] if is_news else []
 
-    def _note_durable(self, entry: AttemptOffsets) -> list[Effect]:
+    def _note_durable(self, entry: AttemptOffsets, now_s: float) -> list[Effect]:
+        self._note_progress(now_s)
         attempt = self.attempt
         if attempt is None or attempt.key != entry.key:
             return []
         attempt.replication.confirmed(entry.offsets)
-        return self._close(attempt) if entry.closed and attempt.ended is not None else []
+        return self._close(attempt, now_s) if entry.closed else []
 
     def _chunks(self) -> list[Effect]:
         attempt = self.attempt

@@ -67,9 +67,13 @@ class Link:
                 self.retry_at_s = now_s + min(FIRST_RETRY_S * 2**self.failures, LONGEST_RETRY_S)
                 # 2**9 seconds is past the longest wait; no need to count on for years.
                 self.failures = min(self.failures + 1, 9)
-            case LinkEvent.OPENED | LinkEvent.MANAGER_MOVED:
+            case LinkEvent.MANAGER_MOVED:
                 self.failures = 0
                 self.retry_at_s = now_s
+
+    def proved_useful(self) -> None:
+        """The manager did more than say Welcome: the next loss is the first one again."""
+        self.failures = 0
 
     def is_due(self, now_s: float) -> bool:
         """Whether to connect now."""

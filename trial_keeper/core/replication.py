@@ -80,6 +80,10 @@ class Replication:
         """The attempt is over: bytes after these sizes do not count."""
         self.grew(final_sizes)
         self._final_sizes = {stream: final_sizes[stream] for stream in self._progress}
+        for stream, progress in self._progress.items():
+            progress.size = min(
+                progress.size, self._final_sizes[stream]
+            )  # smaller than before if somebody cut the file
 
     def link_came_up(self, durable: Offsets) -> None:
         """A manager is there and has this much. A stream it does not name it does not know."""

@@ -1,6 +1,7 @@
 """The engine: owns one experiment, and does what its domain decides."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import string
@@ -53,6 +54,7 @@ from trial_keeper.wire.workspace import ManagerDocument
 log = logging.getLogger(__name__)
 
 _SAVE_DURATION_EVERY_S = 10.0
+_LAST_KEEPERS_S = 5.0
 _ID_LETTERS = string.ascii_letters + string.digits
 TRIAL_ID_LENGTH = 5
 EXPERIMENT_ID_LENGTH = 8
@@ -94,6 +96,9 @@ class Engine:
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
         self._submitting: set[str] = set()
+        self._jobs: set[str] = set()
+        self._no_jobs = asyncio.Event()
+        self._no_jobs.set()
         self._logged: dict[str, TrialState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -116,6 +121,10 @@ class Engine:
 
     async def close(self) -> None:
         """Let go of everything; trials that run go on, and all that was received is stored."""
+        if self.experiment.state.is_over:
+            # Its last keepers have been told to go: when the manager ends, nothing is left.
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._no_jobs.wait(), _LAST_KEEPERS_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -273,6 +282,7 @@ class Engine:
                 )
             if _is_waiting(trial):
                 await self._service.submit(self._settings(trial))
+                self._note_job(trial.job_id)
         except (NniManagerError, OSError) as error:
             self._lose(trial, ExitReason.COULD_NOT_START, str(error))
         finally:
@@ -300,7 +310,14 @@ class Engine:
     def _lose(self, trial: Trial, reason: ExitReason, message: str) -> None:
         self.post(TrialLost(trial.trial_id, reason, message, time.time()))
 
+    def _note_job(self, job_id: str) -> None:
+        self._jobs.add(job_id)
+        self._no_jobs.clear()
+
     def _note_job_ended(self, ended: JobEnded) -> None:
+        self._jobs.discard(ended.job_id)
+        if not self._jobs:
+            self._no_jobs.set()
         trial = self.experiment.trials[ended.job_id]
         if not trial.state.is_final:
             self._spawn(self._recover(trial, ended))
@@ -309,6 +326,7 @@ class Engine:
         state = await self._service.adopt(trial.job_id)
         log.info("trial %s: %s, its job is %s", trial.trial_id, trial.state.value, state.value)
         if state is JobState.RUNNING:
+            self._note_job(trial.job_id)
             if trial.state is TrialState.STOPPING:
                 await self._stop_job(trial)
         elif state is JobState.ENDED or left_behind(self.folder.workspace, trial.trial_id) is not None:

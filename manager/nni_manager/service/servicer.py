@@ -78,17 +78,20 @@ class KeeperServicer(KeeperServiceServicer):
             session = await self._admit(request_iterator, context)
             if session is None:
                 return
+            sending = asyncio.ensure_future(_send(session, context))
+            receiving = asyncio.ensure_future(_receive(session, request_iterator))
             try:
-                sending = asyncio.ensure_future(_send(session, context))
-                receiving = asyncio.ensure_future(_receive(session, request_iterator))
-                done, pending = await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
-                for task in pending:
-                    task.cancel()
-                await asyncio.gather(*pending, return_exceptions=True)
-                for task in done:
-                    task.result()
+                await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                # Also when this call itself is cancelled: the keeper is gone, or the server stops.
+                outcomes = [future.exception() for future in (sending, receiving) if future.done()]
+                for future in (sending, receiving):
+                    future.cancel()
+                await asyncio.gather(sending, receiving, return_exceptions=True)
                 session.closed()
+            for error in outcomes:
+                if error is not None:
+                    raise error
         except tuple(STATUS_OF) as error:
             log.warning("a keeper is turned away: %s", error)
             await context.abort(STATUS_OF[type(error)], str(error))
