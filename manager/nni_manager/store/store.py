@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,7 @@ class Store:
                         key.task,
                         record.offset,
                         record.type == "FINAL",
-                        json.dumps(record.parameter_id),
+                        _parameter_id_text(record.parameter_id),
                         record.sequence,
                         record.value,
                         now_s,
@@ -281,6 +282,12 @@ class Store:
                 raise StoreBusy(
                     f"cannot write {path}: {error.strerror}; free some space on its disk"
                 ) from error
+
+
+# One trial's records share one id; writing its JSON anew for each takes a tenth of all the time a record takes.
+@lru_cache(maxsize=1024)
+def _parameter_id_text(parameter_id: int | str) -> str:
+    return json.dumps(parameter_id)
 
 
 def _write_all_at(descriptor: int, data: bytes, offset: int) -> None:
