@@ -152,6 +152,7 @@ class Store:
         with _own_errors(path):
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA_VERSION:
+            self._connection.close()
             raise StoreUnusable(
                 f"cannot open {path}: it has format {version} and this version reads {SCHEMA_VERSION}; "
                 "use the version of trial-keeper that made it"
@@ -185,9 +186,14 @@ class Store:
         with _own_errors(path):
             # Writes come from one thread at a time, but not always from the same one.
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            connection.execute("PRAGMA journal_mode = WAL")
-            # Durable means after a power cut, too: one sync per commit, and a commit carries whatever has come meanwhile.
-            connection.execute("PRAGMA synchronous = FULL")
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                # Durable means after a power cut, too: one sync per commit, and a commit carries whatever has come
+                # meanwhile.
+                connection.execute("PRAGMA synchronous = FULL")
+            except sqlite3.Error:
+                connection.close()
+                raise
             return connection
 
     def commit(self, writes: Sequence[Write], now_s: float) -> None:
