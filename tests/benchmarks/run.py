@@ -2,11 +2,11 @@
 
 import sys
 
-from bench_experiment import report_to_row, turnaround
+from bench_experiment import at_rest, report_to_row, turnaround
 from bench_sdk import decode_cost, import_cost, report_cost
 from table import render
 
-MEASUREMENTS = (report_cost, import_cost, decode_cost, turnaround, report_to_row)
+MEASUREMENTS = (report_cost, import_cost, decode_cost, turnaround, report_to_row, at_rest)
 
 
 def main() -> int:

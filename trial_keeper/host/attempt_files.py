@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from trial_keeper.errors import SettingsInvalid, UserMistake, WorkspaceMissing, WorkspaceNotWritable
@@ -111,14 +112,15 @@ class Tail:
         self._descriptors: dict[Stream, int] = {}
         self._sizes = dict.fromkeys(streams, 0)
 
-    def sizes(self) -> dict[Stream, int]:
-        """The sizes at this moment, in bytes."""
-        for stream in self._paths:
+    def sizes(self, streams: Iterable[Stream] | None = None) -> dict[Stream, int]:
+        """The sizes of these streams, or of all, at this moment, in bytes."""
+        looked_at = tuple(self._paths if streams is None else streams)
+        for stream in looked_at:
             try:
                 self._sizes[stream] = os.fstat(self._descriptor(stream)).st_size
             except OSError:
                 self._let_go(stream)
-        return dict(self._sizes)
+        return {stream: self._sizes[stream] for stream in looked_at}
 
     def read(self, stream: Stream, offset: int, size_bytes: int) -> bytes:
         """Bytes of a stream; fewer than asked for only if somebody cut the file, or it cannot be read now."""
@@ -130,7 +132,7 @@ class Tail:
 
     def last_text(self, stream: Stream, longest_bytes: int) -> str:
         """The end of a stream as text, from the beginning of a line where it can."""
-        size = self.sizes()[stream]
+        size = self.sizes((stream,))[stream]
         data = self.read(stream, max(size - longest_bytes, 0), longest_bytes)
         if size > longest_bytes and b"\n" in data[:-1]:
             data = data[data.index(b"\n") + 1 :]

@@ -166,7 +166,7 @@ class Host:
                 time.time(),
                 exit_code=status if status >= 0 else None,
                 signal=-status if status < 0 else None,
-                sizes=self._tail.sizes(),
+                sizes=self._tail.sizes(self._settings.streams),
                 stderr_tail=self._tail.last_text(Stream.STDERR, _MESSAGE_BYTES),
             )
         )
@@ -174,13 +174,11 @@ class Host:
     async def _watch_files(self) -> None:
         poll_s = SHORTEST_POLL_S
         while self._process is not None:
-            sizes = self._tail.sizes()
+            sizes = self._tail.sizes(self._settings.streams)
             if sizes != self._sizes:
                 self._sizes = sizes
                 poll_s = SHORTEST_POLL_S
-                self._handle(
-                    StreamsGrew(self._key, {stream: sizes[stream] for stream in self._settings.streams})
-                )
+                self._handle(StreamsGrew(self._key, sizes))
             else:
                 poll_s = min(poll_s * _SLOWING, LONGEST_POLL_S)
             await asyncio.sleep(poll_s)
