@@ -21,6 +21,7 @@ from nni_manager.domain.experiment import (
     Event,
     ExperimentStopAsked,
     Finish,
+    JobSubmitted,
     ParametersSuggested,
     SaveExperiment,
     SaveTrial,
@@ -102,6 +103,7 @@ class Engine:
     async def start(self, addresses: tuple[str, ...]) -> None:
         """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on."""
         workspace = self.folder.workspace
+        self.experiment.silence.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
         write_experiment(workspace, document, self._service.run_script)
         trials = self.reader.trials()
@@ -136,7 +138,7 @@ class Engine:
             self.stored.created_at_s,
             self.ended_at_s,
             self.experiment.duration_s(time.monotonic()),
-            self.commits.problem,
+            self.commits.problem or self.experiment.silence.problem(time.monotonic()),
             len(self.keepers),
         )
 
@@ -272,6 +274,7 @@ class Engine:
                     write_trial, self.folder.workspace, trial, self.config.trial_command, placement
                 )
             if _is_waiting(trial):
+                self.post(JobSubmitted(trial.job_id))
                 await self._service.submit(self._settings(trial))
         except (NniManagerError, OSError) as error:
             self._lose(trial, ExitReason.COULD_NOT_START, str(error))
@@ -311,6 +314,8 @@ class Engine:
         if state is JobState.RUNNING:
             if trial.state is TrialState.STOPPING:
                 await self._stop_job(trial)
+            elif trial.state is TrialState.WAITING:
+                self.post(JobSubmitted(trial.job_id))
         elif state is JobState.ENDED or left_behind(self.folder.workspace, trial.trial_id) is not None:
             self._spawn(self._recover(trial, JobEnded(trial.job_id, None, "")))
         elif trial.state is TrialState.WAITING:
@@ -364,6 +369,8 @@ class Engine:
                 delay_s = min(delay_s, max(runs_out_at_s - time.monotonic(), 0.05))
             await asyncio.sleep(delay_s)
             self.post(TimePassed())
+            if news := self.experiment.silence.news(time.monotonic()):
+                log.warning("%s", news)
             if self.experiment.state.counts_time:
                 self._save_experiment()
 
