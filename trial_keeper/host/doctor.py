@@ -286,6 +286,7 @@ class _TemporaryFile:
 def _file_system(path: Path) -> str:
     """What kind of file system the path is on, and of what."""
     best, found = "", "an unknown file system"
+    real = path.resolve()
     try:
         mounts = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
     except OSError:
@@ -294,7 +295,7 @@ def _file_system(path: Path) -> str:
         source, point, kind, *_ = line.split(" ")
         point = point.replace("\\040", " ")
         # A later mount on the same point hides the earlier one.
-        if path.resolve().is_relative_to(point) and len(point) >= len(best):
+        if real.is_relative_to(point) and len(point) >= len(best):
             best, found = point, f"{kind} ({source})"
     return found
 
