@@ -23,22 +23,29 @@ from trial_keeper.wire.workspace import (
 
 HELP = """\
 usage: trial-keeper [--help] [--version]
+       trial-keeper doctor [--json]
 
 Runs the trial of one job and delivers its metrics and logs to the manager. It is the first process of a task: a job starts
 it, and the environment says what to do. You do not start it by hand; `nnictl create --config FILE` makes such jobs.
 
+`trial-keeper doctor`, run inside a container of a job, looks at everything a keeper depends on there: its settings, the
+shared storage, the clock, the manager's version and address, the token, bash, GPUs. One line per check, with the remedy.
+It changes nothing, and does not disturb the trial that runs.
+
 options:
   --help     this page
   --version  the version; keeper and manager must agree in its first two numbers
+  --json     of doctor: a list of objects with check, outcome (OK, WARN, FAIL, SKIP), found and remedy
 
 environment:
   TRIAL_KEEPER_*  the job's settings, written by the manager
   PAI_*, FC_*     which task of which job this container is, written by the cluster
 
 exit code: the trial's own, 128+n if signal n ended it, or 100-119 when the keeper itself could not do its work.
+doctor: 0 when nothing failed, 1 otherwise.
 
 example:
-  trial-keeper --version
+  kubectl exec POD -- trial-keeper doctor
 """
 
 
@@ -55,7 +62,16 @@ def main(arguments: list[str] | None = None) -> int:
         case ["--version"]:
             print(f"trial-keeper {__version__}")
             return 0
-    _complain(f"cannot use {' '.join(arguments)!r}: trial-keeper takes --help or --version only")
+        case ["doctor"]:
+            return _run_doctor(as_json=False)
+        case ["doctor", "--json"]:
+            return _run_doctor(as_json=True)
+        case ["doctor", "--help" | "-h"]:
+            print(HELP, end="")
+            return 0
+    _complain(
+        f"cannot use {' '.join(arguments)!r}: trial-keeper takes --help, --version, doctor or doctor --json only"
+    )
     return UserMistake.exit_code
 
 
@@ -70,6 +86,19 @@ def _complain(text: str) -> None:
     # Nobody may be reading: the exit code still says it.
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode(errors="replace"))
+
+
+def _run_doctor(*, as_json: bool) -> int:
+    from trial_keeper.host import doctor
+
+    try:
+        return doctor.report(
+            doctor.examine(os.environ), lambda line: print(line, flush=True), as_json=as_json
+        )
+    except BrokenPipeError:
+        # Nobody reads any more; Python would complain once more when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
 
 
 def _run_job() -> int:

@@ -12,6 +12,7 @@ from trial_keeper.errors import SettingsInvalid
 from trial_keeper.wire.messages import Stream
 
 PREFIX = "TRIAL_KEEPER_"
+SettingValue = str | bool | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +53,7 @@ class KeeperSettings:
         Raises:
             SettingsInvalid: variables are missing or malformed; names them all.
         """
-        values: dict[str, str | bool | float] = {}
-        problems: list[str] = []
-        for entry in fields(cls):
-            name = PREFIX + entry.name.upper()
-            text = environ.get(name)
-            if text is None:
-                if entry.default is MISSING:
-                    problems.append(f"{name} is not set")
-                continue
-            try:
-                values[entry.name] = _READERS[str(entry.type)](text)
-            except ValueError as error:
-                problems.append(f"{name} is {text!r}, {error}")
+        values, problems = read_settings(environ)
         if problems:
             raise SettingsInvalid(
                 f"cannot read the keeper's settings: {'; '.join(problems)}; a keeper is started by a job, "
@@ -73,12 +62,30 @@ class KeeperSettings:
         return cls(**values)  # type: ignore[arg-type]
 
 
+def read_settings(environ: Mapping[str, str]) -> tuple[dict[str, SettingValue], list[str]]:
+    """What can be read, by the fields' names, and what is wrong with each of the others. Defaults are not filled in."""
+    values: dict[str, SettingValue] = {}
+    problems: list[str] = []
+    for entry in fields(KeeperSettings):
+        name = PREFIX + entry.name.upper()
+        text = environ.get(name)
+        if text is None:
+            if entry.default is MISSING:
+                problems.append(f"{name} is not set")
+            continue
+        try:
+            values[entry.name] = _READERS[str(entry.type)](text)
+        except ValueError as error:
+            problems.append(f"{name} is {text!r}, {error}")
+    return values, problems
+
+
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment that is passed on to a trial: the container's own, without the keeper's secrets."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
-def _write(value: str | bool | float) -> str:
+def _write(value: SettingValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else repr(float(value))  # an int is a good float to type checkers
@@ -107,7 +114,7 @@ def _read_seconds(text: str) -> float:
 
 
 # Annotations are text here (PEP 563).
-_READERS: dict[str, Callable[[str], str | bool | float]] = {
+_READERS: dict[str, Callable[[str], SettingValue]] = {
     "str": _read_text,
     "bool": _read_bool,
     "float": _read_seconds,

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.refusals import TokenWrong
+from nni_manager.engine.probe import ProbeSession
 from nni_manager.service.servicer import KeeperServer
 from nni_sdk.records import Record
 from trial_keeper import __version__
@@ -33,6 +34,7 @@ from trial_keeper.wire.messages import (
     Stream,
     TrialEnded,
     TrialStarted,
+    Usage,
     Welcome,
 )
 from trial_keeper.wire.workspace import (
@@ -208,7 +210,7 @@ class FakeManager:
 
     # ---- for the servicer, in the loop's thread
 
-    def admit(self, hello: Hello, job_id: str, token: str) -> Connection:
+    def admit(self, hello: Hello, job_id: str, token: str) -> Connection | ProbeSession:
         """Let a keeper in, or raise what the test wants."""
         with self._changed:
             self.hellos += 1
@@ -218,6 +220,8 @@ class FakeManager:
                 raise self.refuse_with
             if token != TOKEN or job_id != hello.job_id:
                 raise TokenWrong()
+            if hello.is_probe:
+                return ProbeSession()
             connection = Connection(self, hello)
             self._connections.append(connection)
             attempts = tuple(self._offsets(key) for key in hello.attempts)
@@ -247,7 +251,7 @@ class FakeManager:
                         (commit, self._raw(commit)) for commit in receiver.end(message.final_sizes)
                     ]
                     self._commit(message.key)
-                case TrialStarted():
+                case TrialStarted() | Usage():
                     pass
                 case _:
                     raise AssertionError(f"no keeper of one trial says {message}")

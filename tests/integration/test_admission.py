@@ -4,7 +4,9 @@ import grpc
 import pytest
 from real_experiment import wait_until
 
+from nni_manager.domain.refusals import ProtocolBroken
 from nni_manager.engine.keepers import token_of
+from nni_manager.engine.probe import ProbeSession
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.convert import keeper_message_to_pb, manager_message_from_pb
@@ -96,6 +98,24 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
         assert details.startswith("cannot")
     assert stranger.experiment.row_count() == 1
     assert stranger.experiment.get("/check-status") == {"status": "NO_MORE_TRIAL", "errors": []}
+
+
+def test_a_probe_is_let_in_and_leaves_the_real_keeper_where_it_is(stranger):
+    keepers = stranger.experiment.summary()["keepers"]
+    assert keepers == 1
+    assert stranger.say(stranger.hello(is_probe=True)) == [Welcome(__version__)]
+    status, details = refusal(stranger, stranger.hello(is_probe=True), token="wrong")
+    assert (status, "token" in details) == (grpc.StatusCode.UNAUTHENTICATED, True)
+    log = stranger.experiment.folder.manager_log.read_text()
+    assert "a probe of version" in log
+    assert "disconnected" not in log
+    assert stranger.experiment.summary()["keepers"] == 1
+
+
+def test_nothing_may_follow_the_hello_of_a_probe():
+    chunk = Chunk(AttemptKey("abcde", 0, "main-0"), Stream.METRICS, 0, b"x")
+    with pytest.raises(ProtocolBroken, match="cannot take Chunk from a probe"):
+        ProbeSession().receive(chunk)
 
 
 def test_a_keeper_with_its_token_is_told_what_is_durable(stranger):

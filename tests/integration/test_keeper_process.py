@@ -527,7 +527,10 @@ def test_help_and_version_need_no_settings(site):
 def test_an_unknown_argument_is_an_error_in_one_line(site):
     result = run_keeper("--verbose", "now", environ=site.environ | site.settings().to_environ())
     assert (result.returncode, result.stdout) == (100, "")
-    assert result.stderr == "cannot use '--verbose now': trial-keeper takes --help or --version only\n"
+    assert (
+        result.stderr
+        == "cannot use '--verbose now': trial-keeper takes --help, --version, doctor or doctor --json only\n"
+    )
 
 
 # ---- attempts

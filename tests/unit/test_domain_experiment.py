@@ -25,6 +25,7 @@ from nni_manager.domain.experiment import (
     ExperimentState,
     ExperimentStopAsked,
     Finish,
+    JobSubmitted,
     KeeperMatched,
     Limits,
     MetricsStored,
@@ -39,9 +40,10 @@ from nni_manager.domain.experiment import (
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
+    UsageReported,
 )
 from nni_manager.domain.trial import FINAL_STATE, Trial, TrialState
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -700,12 +702,61 @@ def test_a_wrong_version_stops_the_experiment_when_no_keeper_ever_matched(a_sear
 
 def test_a_wrong_version_is_only_that_trials_failure_once_a_keeper_has_matched(a_search) -> None:
     search = a_search(concurrency=1)
-    search.handle(KeeperMatched())
+    search.handle(KeeperMatched("J"))
     search.suggest()
     search.handle(TrialLost("t0", ExitReason.VERSION, "cannot run", 50.0))
     assert search.state is ExperimentState.RUNNING
     assert search.trial("t0").state is TrialState.FAILED
     assert search.asked == [1]
+
+
+# ---- what a trial uses, and who is silent
+
+
+def used(search: Search, rss_bytes: int, attempt: int = 0) -> list[Effect]:
+    return search.handle(UsageReported(Usage(AttemptKey("t0", attempt, "main"), 100.0, rss_bytes)))
+
+
+def test_a_trial_is_stored_when_it_uses_more_than_before(a_search) -> None:
+    search = a_search(concurrency=1)
+    trial = search.trial(search.suggest())
+    search.start("t0")
+    assert used(search, 10) == [SaveTrial(trial)]
+    assert used(search, 10) == []
+    assert used(search, 5) == []
+    assert used(search, 11) == [SaveTrial(trial)]
+    assert trial.peak_usage is not None
+    assert trial.latest_usage is not None
+    assert (trial.peak_usage.rss_bytes, trial.latest_usage.rss_bytes) == (11, 11)
+
+
+def test_only_the_attempt_that_counts_uses_anything(a_search) -> None:
+    search = a_search(concurrency=1)
+    trial = search.trial(search.suggest())
+    assert used(search, 10) == [], "nothing of it runs yet"
+    search.start("t0")
+    used(search, 10)
+    search.start("t0", attempt=1)
+    assert (trial.peak_usage, trial.latest_usage) == (None, None)
+    assert used(search, 99, attempt=0) == []
+    used(search, 7, attempt=1)
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert used(search, 99, attempt=1) == []
+    assert trial.peak_usage is not None
+    assert trial.peak_usage.rss_bytes == 7
+
+
+def test_a_job_is_silent_until_its_keeper_connects_or_its_trial_is_over(a_search) -> None:
+    search = a_search(concurrency=2)
+    silence = search.experiment.silence
+    for trial_id in (search.suggest(), search.suggest()):
+        search.handle(JobSubmitted(trial_id))
+    assert "job t0" in silence.problem(60.0)
+    search.handle(KeeperMatched("t0"))
+    assert "job t1" in silence.problem(60.0)
+    search.handle(TrialLost("t1", ExitReason.JOB_LOST, "gone", 50.0))
+    assert silence.problem(1e6) == ""
 
 
 # ---- resume
@@ -715,7 +766,7 @@ def test_a_resumed_experiment_goes_on_with_what_it_has(a_search) -> None:
     search = a_search(concurrency=2, max_trials=4)
     search.run(search.suggest(), "0.5")
     search.start(search.suggest())
-    search.handle(KeeperMatched())
+    search.handle(KeeperMatched("J"))
     after = restored(search)
     assert after.experiment.counts == Counter({TrialState.SUCCEEDED: 1, TrialState.RUNNING: 1})
     assert after.experiment.best is search.trial("t0")
@@ -879,9 +930,16 @@ class ExperimentLife(RuleBasedStateMachine):
             self._do(lambda: self.search.handle(ExperimentStopAsked()))
             assert not self._ids(TrialState.WAITING, TrialState.RUNNING), "whoever runs is told to stop"
 
+    @precondition(lambda self: self.late)
+    @rule(index=TRIALS, rss_bytes=st.integers(0, 100))
+    def usage_is_reported(self, index: int, rss_bytes: int) -> None:
+        trial_id, attempt = self.late[index % len(self.late)]
+        usage = Usage(AttemptKey(trial_id, attempt, "main"), 1.0, rss_bytes)
+        self._do(lambda: self.search.handle(UsageReported(usage)))
+
     @rule()
     def a_keeper_matches(self) -> None:
-        self._do(lambda: self.search.handle(KeeperMatched()))
+        self._do(lambda: self.search.handle(KeeperMatched("J")))
 
     @rule(seconds=st.floats(0, 100))
     def time_passes(self, seconds: float) -> None:
@@ -893,7 +951,7 @@ class ExperimentLife(RuleBasedStateMachine):
         before = self.search
         self.search = restored(before)
         for trial in self.search.live:
-            trial.ended = None  # it is not stored
+            trial.ended = trial.latest_usage = None  # they are not stored
         self._do(lambda: self.search.handle(Begun()))
 
     @invariant()

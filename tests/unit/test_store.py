@@ -6,6 +6,7 @@ import pytest
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.usage import PeakUsage
 from nni_manager.errors import Bug
 from nni_manager.store.store import (
     QUERIES,
@@ -18,7 +19,7 @@ from nni_manager.store.store import (
     log_path,
 )
 from nni_sdk.records import decode, encode
-from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream
 from trial_keeper.wire.reasons import ExitReason
 
 KEY = AttemptKey("aBcDe", 0, "main-0")
@@ -59,6 +60,14 @@ def test_rows_and_their_offset_come_together(store, reader):
     store.commit([TrialRow.of(a_trial()), commit], 3.0)
     assert [json.loads(row.value) for row in reader.metrics_of(KEY.trial_id)] == [0.5, 0.25]
     assert reader.offsets(KEY) == {Stream.METRICS: commit.new_offset}
+
+
+def test_the_peak_of_what_a_trial_used_is_stored_with_it(store, reader):
+    peak = PeakUsage(150.5, 2**40, 2**41, (GpuUsage(0, 99.0, 2**34),))
+    store.commit([TrialRow.of(a_trial())], 1.0)
+    assert reader.trials()[0].peak_usage is None
+    store.commit([TrialRow.of(a_trial(peak_usage=peak))], 2.0)
+    assert reader.trials()[0].peak_usage == peak
 
 
 def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reader):

@@ -25,14 +25,17 @@ KEYS = st.builds(m.AttemptKey, NAMES, st.integers(0, UINT32), NAMES)
 OFFSETS = st.dictionaries(st.sampled_from(m.Stream), st.integers(0, UINT64))
 ATTEMPTS = st.builds(m.AttemptOffsets, KEYS, OFFSETS, st.booleans())
 REASONS = st.sampled_from(ExitReason)
+GPUS = st.builds(m.GpuUsage, st.integers(0, UINT32), TIMES, st.integers(0, UINT64))
 KEEPER_MESSAGES = {
-    m.Hello: st.builds(m.Hello, TEXT, TEXT, TEXT, TEXT, st.lists(KEYS).map(tuple)),
+    m.Hello: st.builds(m.Hello, TEXT, TEXT, TEXT, TEXT, st.lists(KEYS).map(tuple), st.booleans()),
     m.TrialStarted: st.builds(m.TrialStarted, KEYS, TIMES),
     m.Chunk: st.builds(m.Chunk, KEYS, st.sampled_from(m.Stream), st.integers(0, UINT64), st.binary()),
     m.TrialEnded: st.builds(
         m.TrialEnded, KEYS, REASONS, st.integers(-(2**31), 2**31 - 1), TIMES, TIMES, OFFSETS, TEXT
     ),
-    m.Usage: st.builds(m.Usage, KEYS, TIMES, st.integers(0, UINT64)),
+    m.Usage: st.builds(
+        m.Usage, KEYS, TIMES, st.integers(0, UINT64), st.integers(0, UINT64), st.lists(GPUS).map(tuple)
+    ),
     m.Idle: st.just(m.Idle()),
 }
 MANAGER_MESSAGES = {

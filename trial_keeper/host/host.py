@@ -36,8 +36,9 @@ from trial_keeper.errors import KeeperError
 from trial_keeper.host.attempt_files import Tail, not_writable
 from trial_keeper.host.process import TrialProcess, adopt_orphans
 from trial_keeper.host.relay import Relay
+from trial_keeper.host.usage import UsageWatch
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream
+from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, Usage
 from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, exit_to_bytes, replace_file
 
 if TYPE_CHECKING:
@@ -116,10 +117,17 @@ class Host:
         self._perform(deferred)
         self._look_at_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
+        usage = UsageWatch(
+            self._key,
+            self._folder.path,
+            self._trial.gpu_indices,
+            lambda seen: loop.call_soon_threadsafe(self._tell_usage, seen),
+        )
         self._set_timer()
         try:
             await self._done.wait()
         finally:
+            usage.stop()
             for watcher in watchers:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
@@ -184,6 +192,10 @@ class Host:
             await asyncio.sleep(poll_s)
             # The last process of a group need not be a child of this one, so its end comes without a signal.
             self._look_at_process()
+
+    def _tell_usage(self, usage: Usage) -> None:
+        if self._keeper.link.is_up and self._process is not None:
+            self._opened_link().send(usage)
 
     async def _watch_manager(self) -> None:
         seen = self._manager_stamp()

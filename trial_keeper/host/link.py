@@ -18,7 +18,7 @@ from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Worksp
 
 # gRPC itself would go on trying a silent address for 20 s.
 CONNECT_TIMEOUT_S = 10.0
-_CHANNEL_OPTIONS = [
+CHANNEL_OPTIONS = [
     # A connection whose other end is gone without a word is noticed within 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -91,7 +91,7 @@ class ManagerLink:
             return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
         address = document.addresses[self._tries % len(document.addresses)]
         self._tries += 1
-        async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             try:
                 await asyncio.wait_for(_connected(channel, address), CONNECT_TIMEOUT_S)
                 await self._talk(channel, outgoing)

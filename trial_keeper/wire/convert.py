@@ -41,6 +41,7 @@ def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
                     job_id=message.job_id,
                     task=message.task,
                     attempts=[_key_to_pb(key) for key in message.attempts],
+                    is_probe=message.is_probe,
                 )
             )
         case m.TrialStarted():
@@ -62,7 +63,11 @@ def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
         case m.Usage():
             return pb.ConnectRequest(
                 usage=pb.Usage(
-                    key=_key_to_pb(message.key), cpu_percent=message.cpu_percent, rss_bytes=message.rss_bytes
+                    key=_key_to_pb(message.key),
+                    cpu_percent=message.cpu_percent,
+                    rss_bytes=message.rss_bytes,
+                    disk_bytes=message.disk_bytes,
+                    gpus=[_gpu_to_pb(gpu) for gpu in message.gpus],
                 )
             )
         case m.Idle():
@@ -87,6 +92,7 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
                 hello.job_id,
                 hello.task,
                 tuple(_key_from_pb(key) for key in hello.attempts),
+                hello.is_probe,
             )
         case "trial_started":
             started = request.trial_started
@@ -104,7 +110,13 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
             )
         case "usage":
             usage = request.usage
-            return m.Usage(_key_from_pb(usage.key), usage.cpu_percent, usage.rss_bytes)
+            return m.Usage(
+                _key_from_pb(usage.key),
+                usage.cpu_percent,
+                usage.rss_bytes,
+                usage.disk_bytes,
+                tuple(_gpu_from_pb(gpu) for gpu in usage.gpus),
+            )
         case "idle":
             return m.Idle()
         case _:
@@ -170,6 +182,18 @@ def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
         if not is_safe_name(name):
             raise MessageInvalid(f"cannot read a message: {name!r} can be neither a trial nor a task")
     return m.AttemptKey(key.trial_id, key.attempt, key.task)
+
+
+def _gpu_to_pb(gpu: m.GpuUsage) -> pb.GpuUsage:
+    return pb.GpuUsage(
+        index=gpu.index,
+        utilisation_percent=gpu.utilisation_percent,
+        memory_used_bytes=gpu.memory_used_bytes,
+    )
+
+
+def _gpu_from_pb(gpu: pb.GpuUsage) -> m.GpuUsage:
+    return m.GpuUsage(gpu.index, gpu.utilisation_percent, gpu.memory_used_bytes)
 
 
 def _offsets_to_pb(offsets: m.Offsets) -> list[pb.StreamOffset]:

@@ -36,13 +36,18 @@ Offsets = Mapping[Stream, int]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The keeper's first message: who it is and which attempts it still has to deliver."""
+    """The keeper's first message: who it is and which attempts it still has to deliver.
+
+    `is_probe`: it only asks whether it would be let in. The manager answers Welcome and ends the stream, and the session of
+    the job's real keeper goes on.
+    """
 
     version: str
     experiment_id: str
     job_id: str
     task: str
     attempts: tuple[AttemptKey, ...] = ()
+    is_probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,23 @@ class TrialEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """What one GPU does at present, whoever makes it do so. `index` is the driver's."""
+
+    index: int
+    utilisation_percent: float
+    memory_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """What the trial's process tree uses at present. `cpu_percent` is of one core."""
+    """What the trial's process tree uses at present. `cpu_percent` is of one core; `disk_bytes` is the attempt's folder."""
 
     key: AttemptKey
     cpu_percent: float
     rss_bytes: int
+    disk_bytes: int = 0
+    gpus: tuple[GpuUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from enum import Enum
 from typing import Any
 
 from nni_manager.domain.metrics import reward
+from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 # What a person sees at a glance. Kept as the trials end, so that a look costs the same at any number of them.
@@ -176,8 +177,24 @@ class TrialLost:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A job goes to the cluster, or an earlier manager's is there already."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperMatched:
     """A keeper of an agreeing version has connected."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReported:
+    """What an attempt uses at present."""
+
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +225,9 @@ Event = (
     | AttemptEnded
     | AttemptDelivered
     | TrialLost
+    | JobSubmitted
     | KeeperMatched
+    | UsageReported
     | TrialStopAsked
     | ExperimentStopAsked
     | TimePassed
@@ -300,6 +319,7 @@ class Experiment:
     latest_failures: deque[Trial] = field(default_factory=lambda: deque(maxlen=LATEST_FAILURES))
     """The last trials that failed, newest first."""
     keeper_has_matched: bool = False
+    silence: Silence = field(default_factory=Silence)
     _running_since_s: float | None = None
     _asked: int = 0
     _next_sequence_id: int = 0
@@ -364,8 +384,14 @@ class Experiment:
                 return self._fail(event.message, now_s)
             case TrialLost():
                 return self._note_loss(event, now_s)
+            case UsageReported():
+                return self._note_usage(event.usage)
+            case JobSubmitted():
+                self.silence.submitted(event.job_id, now_s)
+                return []
             case KeeperMatched():
                 self.keeper_has_matched = True
+                self.silence.broken(event.job_id)
                 return []
             case TrialStopAsked():
                 return self._stop_trial(event.trial_id, event.reason)
@@ -436,6 +462,12 @@ class Experiment:
                 has_news = True
         return [SaveTrial(trial)] if has_news else []
 
+    def _note_usage(self, usage: Usage) -> list[Effect]:
+        trial = self.trials[usage.key.trial_id]
+        if trial.state.is_final or trial.attempt != usage.key.attempt:
+            return []
+        return [SaveTrial(trial)] if trial.used(usage) else []
+
     def _note_end(self, ended: TrialEnded) -> list[Effect]:
         trial = self.trials[ended.key.trial_id]
         if trial.state.is_final:
@@ -471,6 +503,7 @@ class Experiment:
     def _settle(self, trial: Trial, now_s: float) -> list[Effect]:
         """The trial is final: its place is free, and the tuner learns of it."""
         self._live -= 1
+        self.silence.broken(trial.job_id)
         self._note_outcome(trial)
         value = trial.value if trial.state is TrialState.SUCCEEDED else None
         effects: list[Effect] = [SaveTrial(trial), TellTuner(trial.sequence_id, value)]

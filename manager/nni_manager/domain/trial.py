@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from nni_manager.domain.usage import PeakUsage
+from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -109,6 +110,9 @@ class Trial:
     value: float | None = None
     intermediate: str | None = None
     intermediate_count: int = 0
+    peak_usage: PeakUsage | None = None
+    latest_usage: Usage | None = None
+    """As last reported; not stored."""
     # Attempts whose end is on record while their bytes are still on their way.
     ended: TrialEnded | None = field(default=None, repr=False)
 
@@ -149,11 +153,19 @@ class Trial:
         self.ended_at_s = ended.ended_at_s
         self.happened(TrialEvent.ENDED)
 
+    def used(self, usage: Usage) -> bool:
+        """Take note of what the attempt uses; whether it is more than ever before."""
+        before = self.peak_usage
+        self.latest_usage = usage
+        self.peak_usage = (before or PeakUsage()).raised_by(usage)
+        return self.peak_usage != before
+
     def _turn_to(self, key: AttemptKey) -> None:
         """A newer attempt than before starts with empty hands."""
         if self.attempt is not None and key.attempt > self.attempt:
             self.final = self.value = self.intermediate = None
             self.intermediate_count = 0
+            self.peak_usage = self.latest_usage = None
             self.ended = self.reason = self.exit_code = self.ended_at_s = None
             self.message = ""
         self.attempt = key.attempt

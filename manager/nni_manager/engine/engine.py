@@ -22,6 +22,7 @@ from nni_manager.domain.experiment import (
     Event,
     ExperimentStopAsked,
     Finish,
+    JobSubmitted,
     ParametersSuggested,
     SaveExperiment,
     SaveTrial,
@@ -107,6 +108,7 @@ class Engine:
     async def start(self, addresses: tuple[str, ...]) -> None:
         """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on."""
         workspace = self.folder.workspace
+        self.experiment.silence.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
         write_experiment(workspace, document, self._service.run_script)
         trials = self.reader.trials()
@@ -145,7 +147,7 @@ class Engine:
             self.stored.created_at_s,
             self.ended_at_s,
             self.experiment.duration_s(time.monotonic()),
-            self.commits.problem,
+            self.commits.problem or self.experiment.silence.problem(time.monotonic()),
             len(self.keepers),
         )
 
@@ -281,6 +283,7 @@ class Engine:
                     write_trial, self.folder.workspace, trial, self.config.trial_command, placement
                 )
             if _is_waiting(trial):
+                self.post(JobSubmitted(trial.job_id))
                 await self._service.submit(self._settings(trial))
                 self._note_job(trial.job_id)
         except (NniManagerError, OSError) as error:
@@ -329,6 +332,8 @@ class Engine:
             self._note_job(trial.job_id)
             if trial.state is TrialState.STOPPING:
                 await self._stop_job(trial)
+            elif trial.state is TrialState.WAITING:
+                self.post(JobSubmitted(trial.job_id))
         elif state is JobState.ENDED or left_behind(self.folder.workspace, trial.trial_id) is not None:
             self._spawn(self._recover(trial, JobEnded(trial.job_id, None, "")))
         elif trial.state is TrialState.WAITING:
@@ -382,6 +387,8 @@ class Engine:
                 delay_s = min(delay_s, max(runs_out_at_s - time.monotonic(), 0.05))
             await asyncio.sleep(delay_s)
             self.post(TimePassed())
+            if news := self.experiment.silence.news(time.monotonic()):
+                log.warning("%s", news)
             if self.experiment.state.counts_time:
                 self._save_experiment()
 

@@ -16,11 +16,13 @@ from nni_manager.domain.experiment import (
     Experiment,
     KeeperMatched,
     MetricsStored,
+    UsageReported,
 )
 from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.probe import ProbeSession
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.messages import (
@@ -109,8 +111,8 @@ class Keepers:
 
     # ---- streams
 
-    def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession:
-        """Let a keeper in; its Welcome is queued.
+    def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession | ProbeSession:
+        """Let a keeper in; its Welcome is queued. A probe hears whether it would be, and changes nothing.
 
         Raises:
             TokenWrong, VersionRefused, JobUnknown: it may not come in.
@@ -126,6 +128,9 @@ class Keepers:
         trial = self._experiment.trials.get(job_id)
         if trial is None or hello.experiment_id != self._experiment.experiment_id:
             raise JobUnknown()
+        if hello.is_probe:
+            log.info("job %s: a probe of version %s was answered", job_id, hello.version)
+            return ProbeSession()
         session = KeeperSession(self, job_id, trial)
         for key in hello.attempts:
             _check_owner(session, key)
@@ -134,7 +139,7 @@ class Keepers:
             earlier.outgoing.put_nowait(None)
         self._sessions[job_id] = session
         log.info("job %s: keeper %s connected", job_id, hello.version)
-        self._post(KeeperMatched())
+        self._post(KeeperMatched(job_id))
         attempts = tuple(self._offsets(key, closed=trial.state.is_final) for key in hello.attempts)
         session.outgoing.put_nowait(Welcome(__version__, attempts))
         if trial.state is TrialState.STOPPING and trial.stop_reason is not None:
@@ -165,7 +170,10 @@ class Keepers:
                 raise ProtocolBroken(
                     "cannot take a second Hello on one stream; use the keeper that comes with the manager"
                 )
-            case Usage() | Idle():
+            case Usage():
+                _check_owner(session, message.key)
+                self._post(UsageReported(message))
+            case Idle():
                 pass
 
     # ---- bytes, from a stream or from the workspace

@@ -25,7 +25,8 @@ def experiment_of(stored: StoredExperiment, config: ExperimentConfig) -> Experim
 class Picture:
     """All that views show. `experiment` is the engine's own when there is one: look, do not keep.
 
-    Times in seconds since the epoch. `problem`: why nothing can be stored at present. `keepers`: how many are connected.
+    Times in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper
+    has not been heard. `keepers`: how many are connected.
     """
 
     config: ExperimentConfig

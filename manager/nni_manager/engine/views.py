@@ -9,8 +9,10 @@ from typing import Any
 
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.picture import Picture
 from nni_manager.store.store import MetricRow
+from trial_keeper.wire.messages import Usage
 
 
 def _ms(at_s: float | None) -> int | None:
@@ -19,6 +21,33 @@ def _ms(at_s: float | None) -> int | None:
 
 def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def usage_view(trial: Trial) -> dict[str, Any] | None:
+    """What the trial uses now (None when no keeper of this manager's time has told) and the most it used; None: never told."""
+    if trial.peak_usage is None:
+        return None
+    latest = trial.latest_usage
+    return {
+        "peak": _usage_fields(trial.peak_usage),
+        "latest": None if latest is None or trial.state.is_final else _usage_fields(latest),
+    }
+
+
+def _usage_fields(usage: PeakUsage | Usage) -> dict[str, Any]:
+    return {
+        "cpuPercent": usage.cpu_percent,
+        "rssBytes": usage.rss_bytes,
+        "diskBytes": usage.disk_bytes,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "utilisationPercent": gpu.utilisation_percent,
+                "memoryUsedBytes": gpu.memory_used_bytes,
+            }
+            for gpu in usage.gpus
+        ],
+    }
 
 
 def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
@@ -64,6 +93,7 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "attempt": trial.attempt,
         "intermediateCount": trial.intermediate_count,
         "latestIntermediate": trial.intermediate,
+        "usage": usage_view(trial),
     }
 
 

@@ -11,12 +11,13 @@ UPDATE experiment SET state = :state, error = :error, active_s = :active_s, ende
 
 -- name: save_trial -- the whole row, new or not
 INSERT INTO trial (trial_id, sequence_id, parameters, memo, job_id, created_at_s, started_at_s, ended_at_s, state, attempt,
-    stop_reason, reason, exit_code, message, final, value)
+    stop_reason, reason, exit_code, message, final, value, peak_usage)
 VALUES (:trial_id, :sequence_id, :parameters, :memo, :job_id, :created_at_s, :started_at_s, :ended_at_s, :state, :attempt,
-    :stop_reason, :reason, :exit_code, :message, :final, :value)
+    :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage)
 ON CONFLICT (trial_id) DO UPDATE SET started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
     state = excluded.state, attempt = excluded.attempt, stop_reason = excluded.stop_reason, reason = excluded.reason,
-    exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value;
+    exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value,
+    peak_usage = excluded.peak_usage;
 
 -- name: get_trials -- all, in the order they were made
 SELECT * FROM trial ORDER BY sequence_id;

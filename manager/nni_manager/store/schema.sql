@@ -29,7 +29,8 @@ CREATE TABLE trial (
     exit_code     INTEGER,
     message       TEXT NOT NULL DEFAULT '',
     final         TEXT,                            -- JSON text of the final result
-    value         REAL                             -- the number in it
+    value         REAL,                            -- the number in it
+    peak_usage    TEXT                             -- PeakUsage as JSON
 ) STRICT;
 
 -- How far each stream of each attempt is durable. For `metrics` this moves in the transaction that adds the rows.

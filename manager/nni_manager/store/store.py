@@ -15,6 +15,7 @@ from typing import Any
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.usage import PeakUsage
 from nni_manager.errors import Bug, TryAgain, UserMistake
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -85,6 +86,7 @@ class TrialRow:
                 "message": trial.message,
                 "final": trial.final,
                 "value": trial.value,
+                "peak_usage": trial.peak_usage and trial.peak_usage.to_json(),
             }
         )
 
@@ -377,6 +379,7 @@ class StoreReader:
                 row["final"],
                 row["value"],
                 *progress.get(row["trial_id"], (None, 0)),
+                row["peak_usage"] and PeakUsage.from_json(row["peak_usage"]),
             )
             for row in self._rows("get_trials")
         ]

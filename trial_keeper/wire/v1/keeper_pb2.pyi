@@ -185,10 +185,15 @@ class Hello(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    IS_PROBE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     experiment_id: _builtins.str
     job_id: _builtins.str
     task: _builtins.str
+    is_probe: _builtins.bool
+    """Only asks whether a keeper of this job would be let in. The manager answers Welcome and ends the stream; the session of
+    the job's real keeper is not touched.
+    """
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptKey]:
         """What this keeper still has to deliver or is running now."""
@@ -201,10 +206,11 @@ class Hello(_message.Message):
         job_id: _builtins.str = ...,
         task: _builtins.str = ...,
         attempts: _abc.Iterable[Global___AttemptKey] | None = ...,
+        is_probe: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "experiment_id", b"experiment_id", "job_id", b"job_id", "task", b"task", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "experiment_id", b"experiment_id", "is_probe", b"is_probe", "job_id", b"job_id", "task", b"task", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,25 +371,60 @@ class Usage(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     CPU_PERCENT_FIELD_NUMBER: _builtins.int
     RSS_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
     cpu_percent: _builtins.float
     """of one core"""
     rss_bytes: _builtins.int
+    disk_bytes: _builtins.int
+    """of the attempt's folder"""
     @_builtins.property
     def key(self) -> Global___AttemptKey: ...
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuUsage]: ...
     def __init__(
         self,
         *,
         key: Global___AttemptKey | None = ...,
         cpu_percent: _builtins.float = ...,
         rss_bytes: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        gpus: _abc.Iterable[Global___GpuUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_percent", b"cpu_percent", "key", b"key", "rss_bytes", b"rss_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_percent", b"cpu_percent", "disk_bytes", b"disk_bytes", "gpus", b"gpus", "key", b"key", "rss_bytes", b"rss_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class GpuUsage(_message.Message):
+    """One of the GPUs that the trial may use."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    UTILISATION_PERCENT_FIELD_NUMBER: _builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    utilisation_percent: _builtins.float
+    memory_used_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        utilisation_percent: _builtins.float = ...,
+        memory_used_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "memory_used_bytes", b"memory_used_bytes", "utilisation_percent", b"utilisation_percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuUsage: _TypeAlias = GpuUsage  # noqa: Y015
 
 @_typing.final
 class Idle(_message.Message):

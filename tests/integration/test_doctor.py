@@ -1,0 +1,392 @@
+"""The doctor in containers that are well, and in those that are not."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from fake_manager import EXPERIMENT, TRIAL
+from nvml_driver import build_driver
+from real_experiment import wait_until
+
+from nni_manager.domain.refusals import JobUnknown, VersionRefused
+from nni_manager.engine.keepers import token_of
+from nni_manager.store.store import StoreReader
+from trial_keeper import __version__
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.messages import Hello, TrialStarted
+
+pytestmark = pytest.mark.timeout(90)
+
+
+class Report:
+    """What a doctor said: `found["tcp"]` are the findings of that check."""
+
+    def __init__(self, done):
+        assert done.stderr == ""
+        self.code = done.returncode
+        self.text = done.stdout
+        self.findings = json.loads(done.stdout)
+
+    def all_of(self, check):
+        return [finding for finding in self.findings if finding["check"] == check]
+
+    def outcomes(self, check):
+        return [finding["outcome"] for finding in self.all_of(check)]
+
+    def words(self, check):
+        return " / ".join(f"{finding['found']}; {finding['remedy']}" for finding in self.all_of(check))
+
+    @property
+    def failed(self):
+        return sorted({finding["check"] for finding in self.findings if finding["outcome"] == "FAIL"})
+
+
+def run_doctor(environ, *arguments, prefix=()):
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "trial_keeper", "doctor", *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def examine(site):
+    """Runs a doctor in the environment of the site's keeper, with some settings changed."""
+
+    def run(*, prefix=(), without=(), **overrides):
+        environ = site.environ | site.settings(**overrides).to_environ()
+        for name in without:
+            del environ[name]
+        report = Report(run_doctor(environ, "--json", prefix=prefix))
+        assert (report.code == 1) == bool(report.failed)
+        return report
+
+    return run
+
+
+# ---- all is well
+
+
+def test_a_healthy_container_is_told_so_in_one_line_per_check(site):
+    done = run_doctor(site.environ | site.settings().to_environ())
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "nothing failed"
+    assert [line.split()[1] for line in lines[:-1]] == [
+        "settings", "bash", "mount", "write", "space", "clock", "manager", "version", "name", "tcp", "grpc", "gpu",
+    ]  # fmt: skip
+    assert {line.split()[0] for line in lines[:-1]} <= {"OK", "SKIP", "WARN"}
+    assert f"experiment {EXPERIMENT}, job {TRIAL}" in lines[0]
+    assert site.settings().token not in done.stdout
+    assert " ms" in lines[9]
+    assert f"manager {__version__} at {site.manager.address} lets job {TRIAL} in" in lines[10]
+
+
+def test_it_says_hello_as_a_probe_and_leaves_nothing_behind(site, examine):
+    before = sorted(site.workspace.root.iterdir())
+    assert examine().code == 0
+    assert [hello.is_probe for hello in site.manager.all_of(Hello)] == [True]
+    assert sorted(site.workspace.root.iterdir()) == before
+
+
+def test_the_keeper_that_runs_keeps_its_link(site, examine):
+    site.gate("gate")
+    site.add_trial("read -r < gate || true")
+    keeper = site.start_keeper()
+    site.manager.wait_for_message(TrialStarted)
+    assert examine().code == 0
+    assert site.manager.connections == 1
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert [hello.is_probe for hello in site.manager.all_of(Hello)] == [False, True]
+    assert "link to the manager is down" not in keeper.stderr
+
+
+def test_a_real_manager_answers_and_its_keeper_goes_on(a_real_experiment):
+    train = (
+        "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
+        "nni.report_intermediate_result(1)\ntime.sleep(600)\n"
+    )
+    experiment = a_real_experiment(train, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 1, "the trial reports")
+    job_id = experiment.get("/trial-jobs")[0]["id"]
+    with StoreReader(experiment.folder.database) as reader:
+        token = token_of(reader.experiment().secret, job_id)
+    settings = KeeperSettings("TESTEXPT", job_id, str(experiment.folder.workspace.root), token, job_id)
+    report = Report(run_doctor(experiment.environ | settings.to_environ(), "--json"))
+    assert report.failed == []
+    assert report.outcomes("grpc") == ["OK"]
+    wrong = dataclasses.replace(settings, token="wrong")
+    report = Report(run_doctor(experiment.environ | wrong.to_environ(), "--json"))
+    assert (report.failed, "the token is refused" in report.words("grpc")) == (["grpc"], True)
+    assert experiment.summary()["keepers"] == 1
+    assert "disconnected" not in experiment.folder.manager_log.read_text()
+
+
+# ---- settings
+
+
+def test_settings_that_are_missing_do_not_keep_it_from_the_rest(site, examine):
+    report = examine(without=["TRIAL_KEEPER_TOKEN", "TRIAL_KEEPER_TRIAL_ID"])
+    assert report.failed == ["settings"]
+    assert "TRIAL_KEEPER_TOKEN is not set" in report.words("settings")
+    assert report.outcomes("tcp") == ["OK"]
+    assert report.outcomes("grpc") == ["SKIP"]
+    assert "without token" in report.words("grpc")
+
+
+def test_with_the_mount_alone_it_looks_at_the_mount_and_the_network(site, examine):
+    names = ("EXPERIMENT_ID", "JOB_ID", "TOKEN", "TRIAL_ID")
+    report = examine(without=[f"TRIAL_KEEPER_{name}" for name in names])
+    assert report.failed == ["settings"]
+    assert [report.outcomes(check) for check in ("mount", "manager", "tcp")] == [["OK"]] * 3
+
+
+# ---- the shared storage
+
+
+def test_a_mount_that_is_not_there(site, examine, tmp_path):
+    report = examine(workspace=str(tmp_path / "nowhere" / EXPERIMENT))
+    assert report.failed == ["manager", "mount", "write"]
+    assert f"the last folder on the way is {tmp_path}" in report.words("mount")
+    assert report.outcomes("tcp") == ["SKIP"]
+
+
+def test_a_file_in_place_of_the_mount(site, examine, tmp_path):
+    (tmp_path / "file").touch()
+    report = examine(workspace=str(tmp_path / "file"))
+    assert report.failed == ["manager", "mount", "write"]
+    assert "Not a directory" in report.words("mount")
+
+
+def test_an_empty_folder_in_place_of_the_mount(site, examine, tmp_path):
+    (tmp_path / "empty").mkdir()
+    report = examine(workspace=str(tmp_path / "empty"))
+    assert report.failed == ["manager"]
+    assert "see that the mounted folder is the experiment's" in report.words("manager")
+    assert [report.outcomes(check) for check in ("mount", "write", "clock")] == [["OK"]] * 3
+
+
+def mounting(script):
+    """A command that changes mounts as only its own processes see them."""
+    prefix = ("unshare", "--map-root-user", "--mount", "bash", "-ec", f'{script}; exec "$@"', "-")
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare and the right to mount")
+    return prefix
+
+
+def test_a_mount_that_is_read_only(site, examine):
+    root = site.workspace.root
+    report = examine(prefix=mounting(f"mount --bind {root} {root}; mount -o remount,bind,ro {root}"))
+    assert report.failed == ["write"]
+    assert report.words("write").endswith("Read-only file system; mount it read-write")
+    assert report.outcomes("clock") == ["SKIP"]
+    assert report.outcomes("grpc") == ["OK"]
+
+
+def test_a_mount_that_is_full(site, examine):
+    root, copy = site.workspace.root, site.workspace.root.parent / "manager.json"
+    shutil.copy(site.workspace.manager_json, copy)
+    fill = f"cp {copy} {root}; cat /dev/zero > {root}/filler 2> {os.devnull} || true"
+    report = examine(prefix=mounting(f"mount -t tmpfs -o size=64k none {root}; {fill}"))
+    assert report.failed == ["space", "write"]
+    assert "No space left on device; free some space there" in report.words("write")
+    assert "0.0 MiB of 0.1 MiB free" in report.words("space")
+    assert "tmpfs" in report.words("mount")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_a_mount_of_another_user(site, examine, tmp_path):
+    site.workspace.root.chmod(0o711)
+    site.workspace.manager_json.chmod(0o600)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        with contextlib.suppress(PermissionError):
+            folder.chmod(folder.stat().st_mode | 0o755)
+    report = examine(prefix=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"))
+    assert report.failed == ["manager", "mount", "write"]
+    assert "let user 65534 of this container write there" in report.words("write")
+
+
+# ---- manager.json
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"experiment_id": "X", "version": "1", "addresses": []}'])
+def test_a_manager_document_that_is_damaged(site, examine, content):
+    site.workspace.manager_json.write_text(content)
+    report = examine()
+    assert report.failed == ["manager"]
+    assert "nnictl resume" in report.words("manager")
+
+
+def test_the_workspace_of_another_experiment(site, examine):
+    report = examine(experiment_id="OTHEREXP")
+    assert report.failed == ["manager"]
+    assert f"is of experiment {EXPERIMENT}, this job of OTHEREXP" in report.words("manager")
+
+
+def test_a_manager_of_another_version(site, examine):
+    site.manager.version = "0.99.0"
+    site.manager.write_document()
+    report = examine()
+    assert report.failed == ["version"]
+    assert "pip install 'trial-keeper==0.99.0'" in report.words("version")
+    assert examine(version_check=False).failed == []
+
+
+# ---- the network
+
+
+def test_nobody_listens(site, examine):
+    site.manager.die()
+    report = examine()
+    assert report.failed == ["grpc", "tcp"]
+    assert "refuses: the machine is there and nobody listens" in report.words("tcp")
+    assert "UNAVAILABLE" in report.words("grpc")
+
+
+def test_an_address_among_others_that_is_dead_is_a_warning(site, examine):
+    site.manager.write_document("127.0.0.1:9", str(site.manager.address))
+    report = examine()
+    assert report.failed == []
+    assert [report.outcomes(check) for check in ("tcp", "grpc")] == [["WARN", "OK"]] * 2
+
+
+def test_a_host_that_nobody_knows(site, examine):
+    site.manager.write_document("no-such-host.invalid:8081")
+    report = examine()
+    assert report.failed == ["grpc", "name", "tcp"]
+    assert "cannot resolve no-such-host.invalid" in report.words("name")
+
+
+@contextlib.contextmanager
+def listener(answer=None):
+    """A port that is no manager's: says `answer` to whoever comes, or nothing at all."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held = []
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(server.accept()[0])
+                    if answer is not None:
+                        held[-1].sendall(answer)
+                        held[-1].close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "UNAVAILABLE"), (None, "DEADLINE_EXCEEDED")]
+)
+def test_something_else_listens(site, examine, answer, status):
+    with listener(answer) as address:
+        site.manager.write_document(address)
+        began_s = time.monotonic()
+        report = examine()
+        took_s = time.monotonic() - began_s
+    assert report.failed == ["grpc"]
+    assert report.outcomes("tcp") == ["OK"]
+    assert status in report.words("grpc")
+    assert took_s < 10
+
+
+def test_packets_that_vanish_are_told_from_a_refusal_in_bounded_time(site, examine):
+    # A full queue of a server that never accepts: the kernel drops whoever else knocks.
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        while True:
+            client = stack.enter_context(socket.socket())
+            client.settimeout(0.2)
+            try:
+                client.connect(server.getsockname())
+            except TimeoutError:
+                break
+        site.manager.write_document(f"127.0.0.1:{server.getsockname()[1]}")
+        began_s = time.monotonic()
+        report = examine()
+        took_s = time.monotonic() - began_s
+    assert report.failed == ["grpc", "tcp"]
+    assert "does not answer within 4.5 s; let firewalls" in report.words("tcp")
+    assert took_s < 15
+
+
+# ---- the manager's word
+
+
+def test_a_wrong_token_is_refused_and_not_shown(site, examine):
+    report = examine(token="of-another-experiment")
+    assert report.failed == ["grpc"]
+    assert "the token is refused" in report.words("grpc")
+    assert "`nnictl create` or `resume`" in report.words("grpc")
+    assert "of-another-experiment" not in report.text
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (VersionRefused("cannot work with keeper 0.1; install 0.6"), "the version is refused"),
+        (JobUnknown(), "the job is refused"),
+    ],
+    ids=["version", "job"],
+)
+def test_the_managers_other_refusals_are_told_apart(site, examine, refusal, words):
+    site.manager.refuse_with = refusal
+    report = examine()
+    assert report.failed == ["grpc"]
+    assert words in report.words("grpc")
+    assert report.all_of("grpc")[0]["remedy"] == str(refusal).partition("; ")[2]
+
+
+# ---- GPUs
+
+
+def test_gpus_that_can_be_seen_are_named(site, examine, tmp_path):
+    site.environ |= build_driver(tmp_path)
+    report = examine()
+    assert report.outcomes("gpu") == ["OK"]
+    assert report.words("gpu").startswith("2: Test GPU A, Test GPU B")
+
+
+def test_a_driver_that_does_not_work_says_why(site, examine, tmp_path):
+    site.environ |= build_driver(tmp_path) | {"TEST_GPUS": "broken"}
+    assert "Driver Not Loaded" in examine().words("gpu")
+
+
+# ---- the command line
+
+
+def test_nobody_reads_to_the_end(site):
+    environ = site.environ | site.settings().to_environ()
+    command = [sys.executable, "-m", "trial_keeper", "doctor"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as doctor:
+        doctor.stdout.close()
+        assert doctor.stderr.read() == b""
+        assert doctor.wait(30) == 1
+
+
+def test_help_tells_of_the_doctor(site):
+    done = run_doctor(site.environ, "--help")
+    assert (done.returncode, "trial-keeper doctor [--json]" in done.stdout) == (0, True)
+
+
+def test_an_option_it_does_not_know(site):
+    done = run_doctor(site.environ, "--yaml")
+    assert (done.returncode, done.stdout) == (100, "")
+    assert "cannot use 'doctor --yaml'" in done.stderr

@@ -1,0 +1,127 @@
+"""A cluster that takes a job and whose container never reaches the manager."""
+
+import asyncio
+import time
+
+from nni_manager.domain.silence import LONGEST_SILENCE_S
+from nni_manager.engine import views
+from nni_manager.engine.engine import Engine
+from nni_manager.training_services.base import JobState, Placement, TrainingService
+from nni_manager.tuner.registry import make_tuner
+from trial_keeper import __version__
+from trial_keeper.wire.messages import Hello
+
+
+class Void(TrainingService):
+    """Takes every job and runs none."""
+
+    def __init__(self, on_job_ended, state=JobState.UNKNOWN):
+        super().__init__(on_job_ended)
+        self.submitted = asyncio.Event()
+        self.settings = None
+        self.state = state
+
+    @property
+    def run_script(self):
+        return "#!/bin/bash\n"
+
+    async def place(self, job_id):
+        return Placement("/code", None)
+
+    async def submit(self, settings):
+        self.settings = settings
+        self.submitted.set()
+
+    async def stop(self, job_id):
+        return False
+
+    async def adopt(self, job_id):
+        return self.state
+
+    async def close(self):
+        pass
+
+
+def problem_in_a_minute(engine):
+    return engine.experiment.silence.problem(time.monotonic() + LONGEST_SILENCE_S)
+
+
+def an_engine(experiment, state=JobState.UNKNOWN):
+    services = []
+
+    def make(on_job_ended):
+        services.append(Void(on_job_ended, state))
+        return services[0]
+
+    return Engine(experiment.config, experiment.folder, make, make_tuner(experiment.config)), services[0]
+
+
+def hello(settings, **fields):
+    values = {"version": __version__, "experiment_id": settings.experiment_id, "job_id": settings.job_id}
+    return Hello(**values | {"task": "main-0"} | fields)
+
+
+def test_a_silent_job_is_a_problem_until_its_keeper_connects(a_real_experiment):
+    experiment = a_real_experiment("", trialConcurrency=1, maxTrialNum=1)
+
+    async def play():
+        engine, service = an_engine(experiment)
+        assert problem_in_a_minute(engine) == ""
+        await engine.start(("192.0.2.1:8081",))
+        await asyncio.wait_for(service.submitted.wait(), 20)
+        settings = service.settings
+        assert views.summary_view(engine.picture())["problem"] == "", "a minute has not passed"
+        problem = problem_in_a_minute(engine)
+        assert f"job {settings.job_id}" in problem
+        assert "192.0.2.1:8081" in problem
+
+        engine.keepers.admit(hello(settings, is_probe=True), settings.job_id, settings.token)
+        assert problem_in_a_minute(engine) == problem, "a doctor is no keeper"
+        assert (len(engine.keepers), engine.experiment.keeper_has_matched) == (0, False)
+
+        engine.keepers.admit(hello(settings), settings.job_id, settings.token)
+        assert problem_in_a_minute(engine) == ""
+        await engine.close()
+
+    asyncio.run(play())
+
+
+def test_the_summary_shows_the_problem(a_real_experiment):
+    experiment = a_real_experiment("", trialConcurrency=1, maxTrialNum=1)
+
+    async def play():
+        engine, service = an_engine(experiment)
+        await engine.start(("192.0.2.1:8081",))
+        await asyncio.wait_for(service.submitted.wait(), 20)
+        # As if it had been submitted a minute ago.
+        silence = engine.experiment.silence
+        silence.broken(service.settings.job_id)
+        silence.submitted(service.settings.job_id, time.monotonic() - LONGEST_SILENCE_S)
+        assert "trial-keeper doctor" in views.summary_view(engine.picture())["problem"]
+        await engine.close()
+
+    asyncio.run(play())
+
+
+def test_a_manager_that_takes_over_a_silent_job_says_so_too_and_a_stopped_job_is_no_problem(
+    a_real_experiment,
+):
+    experiment = a_real_experiment("", trialConcurrency=1, maxTrialNum=1)
+
+    async def begin():
+        engine, service = an_engine(experiment)
+        await engine.start(("192.0.2.1:8081",))
+        await asyncio.wait_for(service.submitted.wait(), 20)
+        await engine.close()
+
+    async def resume():
+        engine, _ = an_engine(experiment, JobState.RUNNING)
+        await engine.start(("192.0.2.2:8081",))
+        assert "192.0.2.2:8081" in problem_in_a_minute(engine)
+        engine.stop()
+        await asyncio.wait_for(engine.finished.wait(), 20)
+        assert problem_in_a_minute(engine) == ""
+        await engine.close()
+
+    asyncio.run(begin())
+    asyncio.run(resume())

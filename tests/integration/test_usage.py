@@ -1,0 +1,120 @@
+"""What a real keeper tells of what its trial uses, and what a real manager makes of it."""
+
+import sys
+
+import pytest
+from fake_manager import KEY
+from nvml_driver import build_driver
+from real_experiment import wait_until
+
+from trial_keeper.wire.messages import GpuUsage, Usage
+
+pytestmark = pytest.mark.timeout(90)
+
+MIB = 2**20
+# Half of the memory in a child, and one core busy, until the gate opens.
+GREEDY = """
+import os, signal, subprocess, sys, threading
+with open(os.environ["NNI_OUTPUT_DIR"] + "/model", "wb") as file:
+    file.write(os.urandom(5_000_000))
+held = b"x" * 50_000_000
+child = subprocess.Popen([sys.executable, "-c", "held = b'x' * 50_000_000; input()"], stdin=subprocess.PIPE)
+opened = threading.Event()
+def wait():
+    open("gate").read()
+    opened.set()
+threading.Thread(target=wait).start()
+while not opened.is_set():
+    sum(range(1000))
+child.communicate(b"\\n")
+"""
+
+
+def greedy_usage(site, **options):
+    site.gate("gate")
+    site.add_python_trial(GREEDY, **options)
+    keeper = site.start_keeper()
+    # The child may be on its way at the first look, and the second one sees it all.
+    usage = site.manager.wait_for(
+        lambda: next((seen for seen in site.manager.all_of(Usage) if seen.rss_bytes > 100 * MIB), None),
+        "the whole tree is seen",
+    )
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    return usage
+
+
+def test_a_keeper_tells_what_the_whole_tree_of_its_trial_uses(site):
+    usage = greedy_usage(site)
+    assert usage.key == KEY
+    assert 100 * MIB < usage.rss_bytes < 400 * MIB
+    assert 10 < usage.cpu_percent < 150, "one core, shared with the rest of this machine"
+    assert 5_000_000 <= usage.disk_bytes < 6_000_000
+    assert usage.gpus == ()
+
+
+def test_a_keeper_tells_what_the_gpus_do(site, tmp_path):
+    site.environ |= build_driver(tmp_path)
+    assert greedy_usage(site).gpus == (GpuUsage(0, 40.0, 1024 * MIB), GpuUsage(1, 80.0, 2048 * MIB))
+
+
+@pytest.mark.parametrize(("indices", "seen"), [((1,), [1]), ((), [])])
+def test_a_trial_is_told_of_the_gpus_that_it_was_given(site, tmp_path, indices, seen):
+    site.environ |= build_driver(tmp_path)
+    assert [gpu.index for gpu in greedy_usage(site, gpu_indices=indices).gpus] == seen
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [("broken", []), ("999:0 80:2048", [1])])
+def test_gpus_that_do_not_answer_are_left_out(site, tmp_path, gpus, seen):
+    site.environ |= build_driver(tmp_path) | {"TEST_GPUS": gpus}
+    assert [gpu.index for gpu in greedy_usage(site).gpus] == seen
+
+
+def test_the_time_of_processes_that_ended_between_two_looks_counts(site):
+    site.gate("gate")
+    # Many short processes: none of them is there at two looks.
+    site.add_trial(f"while ! [ -e done ]; do {sys.executable} -c 'sum(range(3_000_000))'; done")
+    keeper = site.start_keeper()
+    usage = site.manager.wait_for_message(Usage)
+    (site.code / "done").touch()
+    assert keeper.wait() == 0
+    assert usage.cpu_percent > 10
+
+
+def test_nothing_is_told_while_nobody_listens_and_nothing_after_the_end(site):
+    site.gate("gate")
+    site.add_trial("read -r < gate || true")
+    keeper = site.start_keeper()
+    site.manager.wait_for_message(Usage)
+    site.manager.die()
+    site.manager.start()
+    site.open_gate("gate")
+    assert keeper.wait() == 0
+    assert isinstance(site.manager.messages[-1], Usage) is False
+    assert "Traceback" not in keeper.stderr
+
+
+def test_the_manager_keeps_the_peak_and_shows_it_afterwards(a_real_experiment):
+    train = (
+        "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nheld = b'x' * 60_000_000\n"
+        "end = time.monotonic() + 2\n"
+        "while time.monotonic() < end:\n    sum(range(1000))\n"
+        "nni.report_final_result(1)\n"
+    )
+    experiment = a_real_experiment(train, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    trial = wait_until(
+        lambda: (seen := experiment.get("/trial-jobs")) and seen[0]["usage"] and seen[0], "usage is shown"
+    )
+    assert set(trial["usage"]) == {"peak", "latest"}
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    assert trial["usage"]["latest"] is None
+    peak = trial["usage"]["peak"]
+    assert peak["rssBytes"] > 60_000_000
+    assert peak["cpuPercent"] > 10
+    assert peak["diskBytes"] > 0
+    assert peak["gpus"] == []
+    experiment.kill_manager()
+    experiment.start()
+    assert experiment.get("/trial-jobs")[0]["usage"] == trial["usage"]

@@ -1,0 +1,169 @@
+"""What the doctor makes of what it finds."""
+
+import json
+import threading
+
+import pytest
+
+from trial_keeper import __version__
+from trial_keeper.host import doctor
+from trial_keeper.host.doctor import Finding, Outcome
+
+CHECKS = [
+    "settings",
+    "bash",
+    "mount",
+    "write",
+    "space",
+    "clock",
+    "manager",
+    "version",
+    "name",
+    "tcp",
+    "grpc",
+    "gpu",
+]
+
+FIRST_TWO = ".".join(__version__.split(".")[:2])
+
+
+def outcomes(findings):
+    return [finding.outcome for finding in findings]
+
+
+# ---- the frame
+
+
+def test_without_any_settings_every_check_is_named_and_those_that_can_be_made_are():
+    findings = list(doctor.examine({}))
+    assert [finding.check for finding in findings] == CHECKS
+    by_name = {finding.check: finding for finding in findings}
+    assert by_name["settings"].outcome is Outcome.FAIL
+    assert "TRIAL_KEEPER_TOKEN is not set" in by_name["settings"].found
+    assert by_name["bash"].outcome is Outcome.OK
+    assert {by_name[name].outcome for name in CHECKS[2:-1]} == {Outcome.SKIP}
+
+
+def test_a_finding_is_one_line_that_ends_with_the_remedy():
+    finding = Finding("mount", Outcome.FAIL, "cannot enter\n/mnt", "mount it")
+    assert str(finding) == "FAIL  mount     cannot enter /mnt; mount it"
+    assert str(Finding("tcp", Outcome.OK, "fine")) == "OK    tcp       fine"
+
+
+def test_a_check_that_breaks_hides_no_other():
+    def broken():
+        raise ZeroDivisionError("oops")
+
+    finding = doctor.bounded("clock", broken)
+    assert (finding.outcome, "oops" in finding.found) == (Outcome.FAIL, True)
+
+
+def test_a_check_that_hangs_is_given_up():
+    released = threading.Event()
+    try:
+        finding = doctor.bounded("mount", released.wait, limit_s=0.05)
+    finally:
+        released.set()
+    assert finding.outcome is Outcome.FAIL
+    assert finding.found == "no answer within 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([Outcome.FAIL, Outcome.FAIL], [Outcome.FAIL, Outcome.FAIL]),
+        ([Outcome.FAIL, Outcome.OK], [Outcome.WARN, Outcome.OK]),
+        ([Outcome.OK, Outcome.FAIL, Outcome.SKIP], [Outcome.OK, Outcome.WARN, Outcome.SKIP]),
+        ([Outcome.SKIP, Outcome.FAIL], [Outcome.SKIP, Outcome.FAIL]),
+    ],
+)
+def test_it_is_enough_if_one_address_serves(answers, expected):
+    by_address = {f"host{number}:1": outcome for number, outcome in enumerate(answers)}
+    findings = doctor.at_each(
+        "tcp", lambda address, _: Finding("tcp", by_address[address], address), by_address, {}
+    )
+    assert outcomes(findings) == expected
+    assert [finding.found for finding in findings] == list(by_address)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_exit_code_says_whether_anything_failed(as_json):
+    for outcome, code in ((Outcome.OK, 0), (Outcome.WARN, 0), (Outcome.SKIP, 0), (Outcome.FAIL, 1)):
+        said = []
+        assert doctor.report([Finding("bash", outcome, "é", "r")], said.append, as_json=as_json) == code
+        if as_json:
+            assert json.loads(said[0]) == [
+                {"check": "bash", "outcome": outcome.value, "found": "é", "remedy": "r"}
+            ]
+        else:
+            assert said[-1] == ("1 of 1 checks failed" if code else "nothing failed")
+
+
+# ---- single checks
+
+
+@pytest.mark.parametrize(
+    ("written_s", "outcome", "words"),
+    [
+        (100.5, Outcome.OK, "0.0 s"),
+        (104.0, Outcome.OK, "3.0 s behind"),
+        (98.0, Outcome.OK, "2.0 s ahead of"),
+        (107.0, Outcome.WARN, "6.0 s behind"),
+        (40.0, Outcome.WARN, "60.0 s ahead of"),
+    ],
+)
+def test_a_clock_is_compared_with_the_storages(written_s, outcome, words):
+    finding = doctor.clock_finding(100.0, written_s, 101.0)
+    assert (finding.outcome, words in finding.found) == (outcome, True)
+
+
+def test_a_slow_storage_is_no_wrong_clock():
+    assert doctor.clock_finding(100.0, 130.0, 140.0).found.startswith("0.0 s")
+
+
+@pytest.mark.parametrize(
+    ("manager", "is_asked", "outcome"),
+    [
+        (f"{FIRST_TWO}.99", True, Outcome.OK),
+        (f"{FIRST_TWO}0.0", True, Outcome.FAIL),
+        (f"{FIRST_TWO}0.0", False, Outcome.OK),
+        ("0.5.0", True, Outcome.OK),
+    ],
+)
+def test_the_version_rule_is_the_keepers(manager, is_asked, outcome):
+    finding = doctor.check_version(manager, is_asked=is_asked)
+    assert finding.outcome is outcome
+    assert manager in finding.found
+    assert ("pip install" in finding.remedy) == (outcome is Outcome.FAIL)
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70])
+def test_a_name_that_nobody_knows_is_a_failure_of_names(host):
+    finding = doctor.check_name(f"{host}:80", {})
+    assert finding.outcome is Outcome.FAIL
+    assert host in finding.found
+
+
+def test_an_address_needs_no_names():
+    assert doctor.check_name("127.0.0.1:80", {}).outcome is Outcome.SKIP
+    assert doctor.check_name("[::1]:80", {}).outcome is Outcome.SKIP
+    assert doctor.check_name("localhost:80", {}).outcome is Outcome.OK
+
+
+def test_a_folder_is_made_use_of_and_left_as_it_was(tmp_path):
+    assert doctor.check_mount(tmp_path).outcome is Outcome.OK
+    assert doctor.check_writing(tmp_path).outcome is Outcome.OK
+    assert doctor.check_clock(tmp_path).outcome is Outcome.OK
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_bash_there_is_no_trial(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.check_bash().outcome is Outcome.FAIL
+    bash = tmp_path / "bash"
+    bash.write_text("#!/bin/sh\nexit 3\n")
+    bash.chmod(0o755)
+    finding = doctor.check_bash()
+    assert (finding.outcome, "3" in finding.found) == (Outcome.FAIL, True)
+    bash.write_bytes(b"\x00\x01no program")
+    assert doctor.check_bash().outcome is Outcome.FAIL

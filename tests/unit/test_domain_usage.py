@@ -1,0 +1,48 @@
+"""The most that a trial has used."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.domain.usage import PeakUsage
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
+
+KEY = AttemptKey("t0", 0, "main-0")
+FIGURES = st.floats(0, 1e6)
+BYTES = st.integers(0, 2**63)
+GPUS = st.dictionaries(st.integers(0, 3), st.tuples(FIGURES, BYTES)).map(
+    lambda gpus: tuple(GpuUsage(index, *figures) for index, figures in gpus.items())
+)
+USAGES = st.lists(st.builds(Usage, st.just(KEY), FIGURES, BYTES, BYTES, GPUS), min_size=1)
+
+
+def peak_of(usages: list[Usage]) -> PeakUsage:
+    peak = PeakUsage()
+    for usage in usages:
+        peak = peak.raised_by(usage)
+    return peak
+
+
+@given(USAGES)
+def test_the_peak_of_each_kind_is_its_highest_figure(usages: list[Usage]) -> None:
+    peak = peak_of(usages)
+    assert peak.cpu_percent == max(usage.cpu_percent for usage in usages)
+    assert peak.rss_bytes == max(usage.rss_bytes for usage in usages)
+    assert peak.disk_bytes == max(usage.disk_bytes for usage in usages)
+    seen = [gpu for usage in usages for gpu in usage.gpus]
+    assert [gpu.index for gpu in peak.gpus] == sorted({gpu.index for gpu in seen})
+    for gpu in peak.gpus:
+        same = [other for other in seen if other.index == gpu.index]
+        assert gpu.utilisation_percent == max(other.utilisation_percent for other in same)
+        assert gpu.memory_used_bytes == max(other.memory_used_bytes for other in same)
+
+
+@given(USAGES)
+def test_what_was_seen_before_raises_nothing(usages: list[Usage]) -> None:
+    peak = peak_of(usages)
+    assert all(peak.raised_by(usage) == peak for usage in usages)
+
+
+@given(USAGES)
+def test_the_store_gives_back_what_it_was_given(usages: list[Usage]) -> None:
+    peak = peak_of(usages)
+    assert PeakUsage.from_json(peak.to_json()) == peak

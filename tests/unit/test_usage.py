@@ -1,0 +1,93 @@
+"""What is read from /proc and from folders about a trial."""
+
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_keeper.host.usage import (
+    INTERVAL_S,
+    ProcessStat,
+    UsageSampler,
+    all_processes,
+    descendants,
+    size_on_disk,
+    stat_from_bytes,
+)
+from trial_keeper.wire.messages import AttemptKey
+
+KEY = AttemptKey("t0", 0, "main-0")
+TICK_S, PAGE_BYTES = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+# As the kernel writes it, with utime 3, stime 5, cutime 7, cstime 11 and 13 resident pages.
+STAT = b"42 (%s) S 7 42 42 0 -1 4194304 1 1 1 1 3 5 7 11 20 0 1 0 99 1000 13 18446744073709551615 1 1\n"
+
+
+@given(st.binary(max_size=16))
+def test_a_process_may_be_called_anything(name):
+    stat = stat_from_bytes(STAT % name)
+    assert stat == ProcessStat(7, pytest.approx(26 * TICK_S), 13 * PAGE_BYTES)
+
+
+@pytest.mark.parametrize("content", [b"", b"42 (sh", b"42 (sh) S 1 2", b"42 (sh) " + b"x " * 40])
+def test_what_is_no_stat_is_an_error(content):
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever its words
+        stat_from_bytes(content)
+
+
+def a_process(parent):
+    return ProcessStat(parent, 0.0, 0)
+
+
+def test_the_tree_has_children_of_children_and_nobody_else():
+    processes = {pid: a_process(parent) for pid, parent in {1: 0, 2: 1, 3: 2, 4: 3, 5: 1, 6: 5}.items()}
+    assert descendants(processes, 2) == [processes[3], processes[4]]
+    assert descendants(processes, 4) == []
+    assert len(descendants(processes, 1)) == 5
+
+
+@given(st.dictionaries(st.integers(1, 9), st.integers(0, 9)))
+def test_pids_that_changed_hands_between_two_reads_end_no_keeper(parents):
+    processes = {pid: a_process(parent) for pid, parent in parents.items()}
+    assert len(descendants(processes, 1)) <= len(processes)
+
+
+def test_this_process_is_among_all():
+    own = all_processes()[os.getpid()]
+    assert own.parent == os.getppid()
+    assert own.rss_bytes > 1_000_000
+
+
+def test_the_size_of_a_folder_is_what_its_files_take(tmp_path):
+    assert size_on_disk(tmp_path / "nothing") == 0
+    empty = size_on_disk(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "big").write_bytes(os.urandom(1_000_000))
+    (tmp_path / "link").symlink_to("/")
+    assert empty + 1_000_000 <= size_on_disk(tmp_path) < empty + 1_100_000
+
+
+def test_a_sparse_file_takes_only_what_it_holds(tmp_path):
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(10**9)
+    assert size_on_disk(tmp_path) < 10**6
+
+
+def test_a_look_costs_less_than_a_five_hundredth_of_a_core(tmp_path):
+    sampler = UsageSampler(KEY, tmp_path, None)
+    began_s = time.thread_time()
+    sampler.look()
+    took_s = time.thread_time() - began_s
+    assert sampler.rest_s >= INTERVAL_S
+    assert took_s < 0.002 * sampler.rest_s
+
+
+def test_a_folder_of_many_files_is_walked_more_seldom(tmp_path):
+    for number in range(2000):
+        (tmp_path / str(number)).touch()
+    sampler = UsageSampler(KEY, tmp_path, None)
+    first = sampler.look().disk_bytes
+    (tmp_path / "big").write_bytes(bytes(10**6))
+    assert sampler.look().disk_bytes == first
+    assert sampler.rest_s >= INTERVAL_S, "the processes are looked at as before"

@@ -1,0 +1,499 @@
+"""`trial-keeper doctor`: a look at each thing that a keeper depends on in this container.
+
+Each check stands alone: it runs in a thread with a time limit, so neither storage that hangs nor a network that swallows
+packets hides what the others find. A check that lacks something which another has already complained of is skipped.
+"""
+
+import json
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from trial_keeper import __version__
+from trial_keeper.host.attempt_files import not_writable
+from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
+from trial_keeper.settings import SettingValue, read_settings
+from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
+from trial_keeper.wire.messages import Hello, Welcome
+from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+from trial_keeper.wire.versions import mismatch_message, versions_agree
+from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Workspace
+
+# A network step gives up by itself before its check is given up.
+LONGEST_STEP_S = 4.5
+LONGEST_CHECK_S = 5.0
+# Clocks this far apart make the times of a trial look wrong, and nothing else.
+LARGEST_SKEW_S = 5.0
+# Below the first a metric may find no room; below the second a trial's own files soon will not.
+_LEAST_FREE_BYTES, _FEW_FREE_BYTES = 2**24, 2**30
+_LEAST_FREE_INODES, _FEW_FREE_INODES = 100, 10_000
+_MIB, _GIB = 2**20, 2**30
+
+
+class Outcome(str, Enum):
+    """What came of a check. WARN stops no trial."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+    SKIP = "SKIP"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check, in one line. `remedy` is empty when nothing has to be done."""
+
+    check: str
+    outcome: Outcome
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.found}; {self.remedy}" if self.remedy else self.found
+        return f"{self.outcome.value:<4}  {self.check:<8}  {' '.join(text.splitlines())}"
+
+
+Check = Callable[[], Finding]
+
+
+def report(examined: Iterable[Finding], say: Callable[[str], None], *, as_json: bool) -> int:
+    """Say what was found, a line as soon as it is known or one JSON document; 1 if anything failed, else 0."""
+    findings = []
+    for finding in examined:
+        findings.append(finding)
+        if not as_json:
+            say(str(finding))
+    failed = sum(finding.outcome is Outcome.FAIL for finding in findings)
+    if as_json:
+        say(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=1))
+    else:
+        say(f"{failed} of {len(findings)} checks failed" if failed else "nothing failed")
+    return 1 if failed else 0
+
+
+def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """All findings, in the order in which a keeper needs the things."""
+    values, problems = read_settings(environ)
+    yield check_settings(values, problems)
+    yield bounded("bash", check_bash)
+    document = None
+    root = values.get("workspace")
+    if root is None:
+        why = "no TRIAL_KEEPER_WORKSPACE says where it is"
+        yield from (
+            Finding(name, Outcome.SKIP, why) for name in ("mount", "write", "space", "clock", "manager")
+        )
+    else:
+        workspace = Workspace(Path(str(root)))
+        yield bounded("mount", lambda: check_mount(workspace.root))
+        yield bounded("write", lambda: check_writing(workspace.root))
+        yield bounded("space", lambda: check_space(workspace.root))
+        yield bounded("clock", lambda: check_clock(workspace.root))
+        yield bounded("manager", lambda: check_manager_document(workspace, values))
+        document = _read_document(workspace)
+    if document is None:
+        why = "no manager.json says which manager"
+        yield from (Finding(name, Outcome.SKIP, why) for name in ("version", "name", "tcp", "grpc"))
+    else:
+        yield check_version(document.version, is_asked=values.get("version_check", True) is True)
+        for name, check in _NETWORK_CHECKS:
+            yield from at_each(name, check, document.addresses, values)
+    yield bounded("gpu", check_gpus)
+
+
+def bounded(name: str, check: Check, limit_s: float = LONGEST_CHECK_S) -> Finding:
+    """What the check finds, or that it took too long, or that it broke."""
+    found: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+
+    def look() -> None:
+        try:
+            found.put(check())
+        except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
+            found.put(_fail(name, f"the check itself broke: {error!r}", "report it as a bug of trial-keeper"))
+
+    # A daemon: what hangs is left hanging.
+    threading.Thread(target=look, name=f"doctor {name}", daemon=True).start()
+    try:
+        return found.get(timeout=limit_s)
+    except queue.Empty:
+        return _fail(
+            name,
+            f"no answer within {limit_s:g} s",
+            "see whether the shared storage or the network hangs",
+        )
+
+
+# ---- this container
+
+
+def check_settings(values: Mapping[str, SettingValue], problems: Iterable[str]) -> Finding:
+    """Whether the job told its keeper everything. The token is not shown."""
+    if wrong := "; ".join(problems):
+        return _fail(
+            "settings",
+            wrong,
+            "run the doctor where the job's own environment is, as `kubectl exec` does; docs/doctor.md says how elsewhere",
+        )
+    return _ok(
+        "settings",
+        f"experiment {values['experiment_id']}, job {values['job_id']}, workspace {values['workspace']}",
+    )
+
+
+def check_bash() -> Finding:
+    """Whether a trial's command can be started."""
+    path = shutil.which("bash")
+    if path is None:
+        return _fail("bash", "there is no bash on the PATH", "use an image that has bash")
+    command = [path, "-e", "-o", "pipefail", "-c", 'echo "$BASH_VERSION"']
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_STEP_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return _fail("bash", f"{path} does not work: {error}", "repair bash in the image")
+    return _ok("bash", f"{path}, version {done.stdout.strip()}")
+
+
+def check_gpus() -> Finding:
+    """Which GPUs can be seen. None is no failure: most trials want none."""
+    devices = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    try:
+        gpus = Gpus()
+    except NvmlMissing as error:
+        return _of_error("gpu", Outcome.WARN if devices else Outcome.SKIP, error)
+    except GpusUnseen as error:
+        return _of_error("gpu", Outcome.FAIL if devices else Outcome.SKIP, error)
+    if not len(gpus):
+        return Finding("gpu", Outcome.SKIP, "the driver shows no GPU")
+    return _ok("gpu", f"{len(gpus)}: {', '.join(gpus.names())}")
+
+
+# ---- the shared storage
+
+
+def check_mount(root: Path) -> Finding:
+    """Whether the experiment's folder is there and can be read."""
+    try:
+        os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        there = next((parent for parent in root.parents if parent.is_dir()), Path("/"))
+        return _fail(
+            "mount",
+            f"cannot enter {root}: {error.strerror}, the last folder on the way is {there}",
+            "mount the shared storage in this container at the path that the experiment file names",
+        )
+    except OSError as error:
+        return _fail(
+            "mount",
+            f"cannot read {root}: {error.strerror}",
+            f"let user {os.geteuid()} of this container read the shared storage",
+        )
+    return _ok("mount", f"{root} is there, on {_file_system(root)}")
+
+
+def check_writing(root: Path) -> Finding:
+    """Whether this user can make files there, and remove them, and to whom they belong then."""
+    try:
+        with _TemporaryFile(root) as path:
+            owner = path.stat().st_uid
+        folder_owner = root.stat().st_uid
+    except OSError as error:
+        return _of_error("write", Outcome.FAIL, not_writable(root, error))
+    own = os.geteuid()
+    if owner != own:
+        return Finding(
+            "write",
+            Outcome.WARN,
+            f"files that user {own} makes there belong to user {owner}: the storage maps users",
+            f"if a trial cannot read its own files, run the container as user {owner} or export without squashing",
+        )
+    return _ok("write", f"user {own} makes and removes files; the folder belongs to user {folder_owner}")
+
+
+def check_space(root: Path) -> Finding:
+    """Whether there is room for what a trial writes."""
+    try:
+        status = os.statvfs(root)
+    except OSError as error:
+        return Finding("space", Outcome.SKIP, f"cannot look at {root}: {error.strerror}")
+    free, whole = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    # Some file systems make inodes as they need them, and say that there are none.
+    inodes = status.f_favail if status.f_files else None
+    found = f"{_size(free)} of {_size(whole)} free"
+    if inodes is not None:
+        found += f", {inodes} inodes free"
+    remedy = "remove what is not needed there, or ask for more quota"
+    if free < _LEAST_FREE_BYTES or (inodes is not None and inodes < _LEAST_FREE_INODES):
+        return _fail("space", found, remedy)
+    if free < _FEW_FREE_BYTES or (inodes is not None and inodes < _FEW_FREE_INODES):
+        return Finding("space", Outcome.WARN, found, remedy)
+    return _ok("space", found)
+
+
+def check_clock(root: Path) -> Finding:
+    """How far this clock is from the shared storage's, by a file that was just written."""
+    before_s = time.time()
+    try:
+        with _TemporaryFile(root) as path:
+            written_s = path.stat().st_mtime
+    except OSError as error:
+        return Finding("clock", Outcome.SKIP, f"no file can be written to compare with: {error.strerror}")
+    return clock_finding(before_s, written_s, time.time())
+
+
+def clock_finding(before_s: float, written_s: float, after_s: float) -> Finding:
+    """The finding for a file whose time is `written_s`, made between two looks at this container's clock."""
+    skew_s = max(written_s - after_s, 0.0) - max(before_s - written_s, 0.0)
+    which = "ahead of" if skew_s < 0 else "behind"
+    found = f"{abs(skew_s):.1f} s {which} the shared storage's"
+    if abs(skew_s) > LARGEST_SKEW_S:
+        return Finding(
+            "clock", Outcome.WARN, found, "let both machines keep time by NTP; times of trials look wrong"
+        )
+    return _ok("clock", found)
+
+
+class _TemporaryFile:
+    """A file with one byte in it, written through to the storage, and gone afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / f".doctor-{uuid.uuid4().hex}"
+
+    def __enter__(self) -> Path:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, b"\n")
+            os.fsync(descriptor)
+        except OSError:
+            self._path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink()
+
+
+def _file_system(path: Path) -> str:
+    """What kind of file system the path is on, and of what."""
+    best, found = "", "an unknown file system"
+    real = path.resolve()
+    try:
+        mounts = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in mounts:
+        source, point, kind, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        # A later mount on the same point hides the earlier one.
+        if real.is_relative_to(point) and len(point) >= len(best):
+            best, found = point, f"{kind} ({source})"
+    return found
+
+
+# ---- the manager
+
+
+def check_manager_document(workspace: Workspace, values: Mapping[str, SettingValue]) -> Finding:
+    """Whether manager.json says where the manager of this experiment is."""
+    path = workspace.manager_json
+    remedy = "let the manager write it again with `nnictl resume`"
+    try:
+        document = ManagerDocument.from_bytes(path.read_bytes())
+    except FileNotFoundError:
+        return _fail(
+            "manager",
+            f"there is no {path}",
+            "see that the mounted folder is the experiment's; otherwise " + remedy,
+        )
+    except OSError as error:
+        return _fail("manager", f"cannot read {path}: {error.strerror}", f"let user {os.geteuid()} read it")
+    except DocumentInvalid as error:
+        return _fail("manager", str(error), remedy)
+    found = f"version {document.version} at {' or '.join(document.addresses)}"
+    wanted = values.get("experiment_id", document.experiment_id)
+    if document.experiment_id != wanted:
+        return _fail(
+            "manager",
+            f"{path} is of experiment {document.experiment_id}, this job of {wanted}",
+            "mount the experiment's own folder",
+        )
+    return _ok("manager", found)
+
+
+def _read_document(workspace: Workspace) -> ManagerDocument | None:
+    """What `check_manager_document` has looked at; None if it has complained, or hangs."""
+    found: list[ManagerDocument] = []
+
+    def read() -> Finding:
+        found.append(ManagerDocument.from_bytes(workspace.manager_json.read_bytes()))
+        return _ok("manager", "")
+
+    bounded("manager", read)
+    return found[0] if found else None
+
+
+def check_version(manager: str, *, is_asked: bool) -> Finding:
+    """The version rule, as a keeper applies it before it runs anything."""
+    found = f"keeper {__version__}, manager {manager}"
+    if versions_agree(manager, __version__):
+        return _ok("version", found)
+    if not is_asked:
+        return _ok("version", f"{found}; they differ, and versionCheck is false")
+    return _of_text("version", Outcome.FAIL, mismatch_message(manager, __version__))
+
+
+def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
+    """Whether the manager's host can be found by name."""
+    host, port = _split(address)
+    try:
+        numbers = sorted(
+            {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        return _fail(
+            "name",
+            f"cannot resolve {host}: {error.strerror if isinstance(error, OSError) else error}",
+            "mend DNS in this container, or give the manager an address that is known here",
+        )
+    if numbers == [host]:
+        return Finding("name", Outcome.SKIP, f"{host} needs no name resolution")
+    return _ok("name", f"{host} is {', '.join(numbers)}")
+
+
+def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
+    """Whether somebody listens at the manager's address."""
+    began_s = time.monotonic()
+    try:
+        with socket.create_connection(_split(address), timeout=LONGEST_STEP_S):
+            return _ok("tcp", f"{address} answers in {1000 * (time.monotonic() - began_s):.1f} ms")
+    except ConnectionRefusedError:
+        return _fail(
+            "tcp",
+            f"{address} refuses: the machine is there and nobody listens",
+            "see whether the manager runs (`nnictl resume` brings it back) and listens for other machines",
+        )
+    except TimeoutError:
+        return _fail(
+            "tcp",
+            f"{address} does not answer within {LONGEST_STEP_S:g} s",
+            "let firewalls and network policies pass this port between container and manager",
+        )
+    except OSError as error:
+        return _fail(
+            "tcp",
+            f"cannot reach {address}: {error.strerror or error}",
+            "see `name` above, and the network's routes",
+        )
+
+
+def check_service(address: str, values: Mapping[str, SettingValue]) -> Finding:
+    """Whether the manager would let this job's keeper in. The session of the keeper that runs is not touched."""
+    missing = [name for name in ("experiment_id", "job_id", "token") if name not in values]
+    if missing:
+        return Finding("grpc", Outcome.SKIP, f"cannot say Hello without {', '.join(missing)}")
+    import grpc  # 80 ms that only this check needs
+
+    from trial_keeper.host.link import CHANNEL_OPTIONS
+    from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
+
+    job_id, token = str(values["job_id"]), str(values["token"])
+    hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
+    began_s = time.monotonic()
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        call = KeeperServiceStub(channel).Connect(
+            iter([keeper_message_to_pb(hello)]),
+            metadata=((JOB_KEY, job_id), (TOKEN_KEY, token)),
+            timeout=LONGEST_STEP_S,
+        )
+        try:
+            answer = manager_message_from_pb(next(call))
+        except grpc.RpcError as error:
+            return _refusal(address, error)
+        except (StopIteration, MessageInvalid):
+            answer = None
+    if not isinstance(answer, Welcome):
+        return _fail("grpc", f"{address} does not speak as a manager does", "see which program listens there")
+    took_ms = 1000 * (time.monotonic() - began_s)
+    return _ok("grpc", f"manager {answer.version} at {address} lets job {job_id} in, after {took_ms:.0f} ms")
+
+
+def _refusal(address: str, error: Exception) -> Finding:
+    import grpc
+
+    if not isinstance(error, grpc.Call):
+        raise error
+    code, details = error.code(), error.details() or ""
+    refusals = {
+        grpc.StatusCode.UNAUTHENTICATED: "token",
+        grpc.StatusCode.FAILED_PRECONDITION: "version",
+        grpc.StatusCode.NOT_FOUND: "job",
+    }
+    if code in refusals:
+        return _of_text("grpc", Outcome.FAIL, f"the {refusals[code]} is refused by {address}: {details}")
+    return _fail(
+        "grpc",
+        f"no Welcome from {address}: {code.name} {details}",
+        "see `tcp` above; if that is OK, something else listens there, or a proxy stands in between",
+    )
+
+
+_NETWORK_CHECKS: tuple[tuple[str, Callable[[str, Mapping[str, SettingValue]], Finding]], ...] = (
+    ("name", check_name),
+    ("tcp", check_tcp),
+    ("grpc", check_service),
+)
+
+
+def at_each(
+    name: str,
+    check: Callable[[str, Mapping[str, SettingValue]], Finding],
+    addresses: Iterable[str],
+    values: Mapping[str, SettingValue],
+) -> list[Finding]:
+    """The check at each address. A keeper tries them in turn, so it is enough if one serves."""
+    findings = [bounded(name, lambda address=address: check(address, values)) for address in addresses]  # type: ignore[misc]
+    one_serves = any(finding.outcome is Outcome.OK for finding in findings)
+    return [
+        replace(finding, outcome=Outcome.WARN) if one_serves and finding.outcome is Outcome.FAIL else finding
+        for finding in findings
+    ]
+
+
+# ---- words
+
+
+def _ok(check: str, found: str) -> Finding:
+    return Finding(check, Outcome.OK, found)
+
+
+def _fail(check: str, found: str, remedy: str) -> Finding:
+    return Finding(check, Outcome.FAIL, found, remedy)
+
+
+def _of_error(check: str, outcome: Outcome, error: Exception) -> Finding:
+    return _of_text(check, outcome, str(error))
+
+
+def _of_text(check: str, outcome: Outcome, text: str) -> Finding:
+    """Our own messages end with the way out."""
+    found, _, remedy = text.partition("; ")
+    return Finding(check, outcome, found, remedy)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.1f} GiB" if size_bytes >= _GIB else f"{size_bytes / _MIB:.1f} MiB"

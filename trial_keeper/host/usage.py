@@ -1,0 +1,170 @@
+"""What a trial uses, looked at every few seconds by a thread, so that slow storage delays nothing but this.
+
+CPU time is never lost between two looks: what a process has used moves to its parent when it is waited for, and from the last
+of them to the keeper, so the sum over all descendants and the keeper's own account of its children only grows.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trial_keeper.host.gpus import Gpus, GpusUnseen
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
+
+INTERVAL_S = 5.0
+# Early enough to say something of short trials, late enough not to stand in the way of their start.
+FIRST_AFTER_S = 1.0
+# A look at all processes of a crowded machine, or at a folder of very many files, is made so much more seldom that all of it
+# stays below 0.2 % of a core.
+_REST_PER_CPU_TIME = 1000
+_REST_PER_WALK = 2000
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """One process. `cpu_s` has the time of its children that it waited for."""
+
+    parent: int
+    cpu_s: float
+    rss_bytes: int
+
+
+def stat_from_bytes(content: bytes) -> ProcessStat:
+    """Read /proc/PID/stat.
+
+    Raises:
+        ValueError: the content is not one.
+    Source: proc_pid_stat(5).
+    """
+    # The name stands in brackets and may hold anything, brackets and spaces too.
+    fields = content[content.rindex(b")") + 1 :].split()
+    if len(fields) < 22:
+        raise ValueError(f"cannot read {content!r} as the stat of a process: it is too short")
+    return ProcessStat(int(fields[1]), sum(map(int, fields[11:15])) * _TICK_S, int(fields[21]) * _PAGE_BYTES)
+
+
+def all_processes() -> dict[int, ProcessStat]:
+    """Every process that can be seen, by its pid."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            # It may be gone by now.
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                found[int(name)] = stat_from_bytes(file.read())
+    return found
+
+
+def descendants(processes: Mapping[int, ProcessStat], root: int) -> list[ProcessStat]:
+    """Children of `root`, their children, and so on, without `root` itself."""
+    children: dict[int, list[int]] = {}
+    for pid, stat in processes.items():
+        children.setdefault(stat.parent, []).append(pid)
+    found: list[ProcessStat] = []
+    # Popped, so that no process is met twice, whatever the parents that were read at different moments say.
+    following = children.pop(root, [])
+    while following:
+        pid = following.pop()
+        found.append(processes[pid])
+        following += children.pop(pid, [])
+    return found
+
+
+def size_on_disk(folder: Path) -> int:
+    """Bytes that the files below a folder take, as far as they can be seen."""
+    total = 0
+    folders = [str(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512  # stat(2): always units of 512
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+    return total
+
+
+class UsageSampler:
+    """Looks at everything below this process, the GPUs of the trial and the attempt's folder."""
+
+    def __init__(self, key: AttemptKey, folder: Path, gpu_indices: tuple[int, ...] | None) -> None:
+        self._key = key
+        self._folder = folder
+        self._gpu_indices = gpu_indices
+        self._gpus: Gpus | None = None
+        with contextlib.suppress(GpusUnseen):
+            self._gpus = Gpus() if gpu_indices != () else None
+        self._last_look_s = time.monotonic()
+        self._last_cpu_s = self._cpu_s(descendants(all_processes(), os.getpid()))
+        self._disk_bytes = 0
+        self._next_walk_s = 0.0
+        self.rest_s = FIRST_AFTER_S
+        """How long to wait before the next look."""
+
+    def look(self) -> Usage:
+        """What is used now; CPU since the last look."""
+        began_s = time.thread_time()
+        processes = descendants(all_processes(), os.getpid())
+        cpu_s, now_s = self._cpu_s(processes), time.monotonic()
+        # A process that lets the kernel reap its children takes their time with it.
+        used_s = max(cpu_s - self._last_cpu_s, 0.0)
+        cpu_percent = 100 * used_s / max(now_s - self._last_look_s, _TICK_S)
+        self._last_cpu_s, self._last_look_s = cpu_s, now_s
+        self.rest_s = max(INTERVAL_S, (time.thread_time() - began_s) * _REST_PER_CPU_TIME)
+        return Usage(
+            self._key,
+            cpu_percent,
+            sum(process.rss_bytes for process in processes),
+            self._disk(now_s),
+            self._gpu_usage(),
+        )
+
+    def _cpu_s(self, processes: list[ProcessStat]) -> float:
+        times = os.times()
+        return times.children_user + times.children_system + sum(process.cpu_s for process in processes)
+
+    def _disk(self, now_s: float) -> int:
+        if now_s >= self._next_walk_s:
+            self._disk_bytes = size_on_disk(self._folder)
+            took_s = time.monotonic() - now_s
+            self._next_walk_s = now_s + took_s * _REST_PER_WALK
+        return self._disk_bytes
+
+    def _gpu_usage(self) -> tuple[GpuUsage, ...]:
+        return self._gpus.usage(self._gpu_indices) if self._gpus is not None else ()
+
+
+class UsageWatch:
+    """The thread that looks. `tell` is called in it."""
+
+    def __init__(
+        self,
+        key: AttemptKey,
+        folder: Path,
+        gpu_indices: tuple[int, ...] | None,
+        tell: Callable[[Usage], object],
+    ) -> None:
+        self._sampled = (key, folder, gpu_indices)
+        self._tell = tell
+        self._stopped = threading.Event()
+        # A daemon: storage that hangs must not keep the keeper from ending.
+        threading.Thread(target=self._run, name="usage", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more. Returns at once; a look that is under way is not told."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        sampler = UsageSampler(*self._sampled)
+        while not self._stopped.wait(sampler.rest_s):
+            usage = sampler.look()
+            if self._stopped.is_set():
+                return
+            # Between that line and this one its listener may have closed.
+            with contextlib.suppress(RuntimeError):
+                self._tell(usage)
