@@ -15,13 +15,13 @@ complain() {
   exit 1
 }
 
-case ${1-} in
-  keeper) project=. ;;
-  manager) project='.[manager]' ;;
-  *) complain "cannot build ${1:-nothing}; usage: images/build.sh keeper|manager TAG [BASE_IMAGE]" ;;
+case $#:${1-} in
+  [23]:keeper) project=. ;;
+  [23]:manager) project='.[manager]' ;;
+  *) complain "cannot build '$*'; usage: images/build.sh keeper|manager TAG [BASE_IMAGE]" ;;
 esac
 image=$1
-tag=${2:?usage: images/build.sh keeper|manager TAG [BASE_IMAGE]}
+tag=$2
 base=${3:-python:3.11-slim}
 engine=$(command -v podman || command -v docker) || complain "cannot build images: there is no podman and no docker; install one"
 

@@ -109,8 +109,7 @@ class Podman:
             tag = f"localhost/trial-keeper-test-{kind}:{_digest(sources, base + sys.version)}"
             if not self._has(tag):
                 self.run(str(REPOSITORY / "images" / "build.sh"), kind, tag, base, within_s=BUILD_WITHIN_S)
-                # Those of older checkouts; containers of other tests keep theirs.
-                self.run("podman", "image", "prune", "--all", "--force", "--filter", "until=168h")
+                self._remove_older("trial-keeper" if kind == "keeper" else f"trial-keeper-{kind}")
         return tag
 
     def base(self) -> str:
@@ -124,11 +123,16 @@ class Podman:
         if not self._has(tag):
             tar_file = self._store / "base.tar"
             self.run(str(script), str(tar_file), within_s=BUILD_WITHIN_S)
-            # As python:3.11-slim has them.
+            # As python:3.11-slim has them; the keeper's image must inherit the one and not the other.
             like_python = ("--change", "CMD python3", "--change", f"ENV PATH={os.defpath}:/usr/sbin:/sbin")
             self.run("podman", "import", "--quiet", *like_python, str(tar_file), tag)
             tar_file.unlink()
         return tag
+
+    def _remove_older(self, title: str) -> None:
+        """Images of sources as they were an hour ago; not those that another test run uses at the moment."""
+        which = ("--filter", "until=1h", "--filter", f"label=org.opencontainers.image.title={title}")
+        self.run("podman", "image", "prune", "--all", "--force", *which)
 
     def _has(self, tag: str) -> bool:
         exists = ["podman", "image", "exists", tag]
