@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test check fix proto bench
+.PHONY: help demo test check fix proto bench images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,11 @@ proto: .venv/.installed-check ## generate trial_keeper/wire/v1 from proto/
 
 bench: .venv/.installed-test ## measure the budgets and print the table
 	python tests/benchmarks/run.py
+
+images: .venv/bin/pip ## build both images; BASE_IMAGE=... names what they are made from
+	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trial_keeper/__init__.py); \
+	images/build.sh keeper trial-keeper:$$version $(BASE_IMAGE); \
+	images/build.sh manager trial-keeper-manager:$$version $(BASE_IMAGE)
 
 # pip comes last into a virtual environment: one that failed half-way is made again.
 .venv/bin/pip:

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Makes FILE.tar, the root of an image that stands in for python:3.11-slim where no image registry can be reached: Debian 12
+# with its Python 3.11, bash and coreutils, from Debian's own packages. For tests; nobody should train on it.
+#
+# usage: images/test-base.sh FILE.tar       (as root, with mmdebstrap)
+set -euo pipefail
+tar_file=${1:?usage: images/test-base.sh FILE.tar}
+root=$(mktemp -d "${TMPDIR:-/var/tmp}/trial-keeper-base.XXXXXX")
+trap 'rm -rf "$root"' EXIT
+
+# `extract` unpacks and configures nothing, which takes a third of the time. libstdc++6 is for grpcio, as in python:3.11-slim.
+# The links in /, which no package ships, must be there before the packages are.
+mmdebstrap --quiet --mode=root --variant=extract --format=directory \
+  --setup-hook='for name in bin sbin lib lib64; do mkdir -p "$1/usr/$name"; ln -s "usr/$name" "$1/$name"; done' \
+  --include=base-files,bash,coreutils,dash,grep,libc-bin,libstdc++6,python3,sed,util-linux \
+  --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+  --dpkgopt='path-exclude=/usr/share/locale/*' \
+  --aptopt='Apt::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
+  bookworm "$root"
+
+# What the packages' own scripts would have done.
+echo 'root:x:0:0:root:/root:/bin/bash' > "$root/etc/passwd"
+echo 'root:x:0:' > "$root/etc/group"
+ln -sf dash "$root/usr/bin/sh"
+mkdir -p -m 1777 "$root/tmp"
+mkdir -p "$root"/{dev,mnt,proc,root,run,sys}
+/sbin/ldconfig -r "$root"
+
+tar -C "$root" --one-file-system -cf "$tar_file" .

@@ -1,0 +1,271 @@
+"""The images, built and run for real: the keeper as the first process of a container, the manager in one of its own."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_manager import KEY, TOKEN, Site
+from real_containers import REPOSITORY, Container, Podman, why_not_here
+from real_experiment import wait_until
+
+from nni_manager.store.store import StoreReader
+from nni_sdk.records import decode
+from trial_keeper import __version__
+from trial_keeper.wire.messages import Stream, TrialEnded, TrialStarted
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import exit_from_bytes
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+
+MOUNT = "/mnt/confignfs-data"
+# What a keeper says of a trial that the kernel killed because the container's memory was full.
+REASON_WHEN_MEMORY_IS_FULL = ExitReason.SIGNAL
+NOBODY = 65534
+
+REPORTING = """
+import sys
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range(300):
+    nni.report_intermediate_result(i)
+nni.report_final_result(300)
+print("to stdout")
+print("to stderr", file=sys.stderr)
+sys.exit(3)
+"""
+# Says its last word after the polite signal.
+POLITE = """
+import signal, sys
+import nni_sdk as nni
+nni.get_next_parameter()
+def stop(*_):
+    nni.report_final_result("last words")
+    sys.exit(5)
+signal.signal(signal.SIGTERM, stop)
+nni.report_intermediate_result("ready")
+while True:
+    signal.pause()
+"""
+GREEDY = """
+import nni_sdk as nni
+nni.get_next_parameter()
+nni.report_intermediate_result("hungry")
+hoard = []
+while True:
+    hoard.append(b"x" * 1_000_000)
+"""
+TRAIN = """
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+for i in range(3):
+    nni.report_intermediate_result(x * i)
+nni.report_final_result(x)
+"""
+
+
+@pytest.fixture(scope="session")
+def podman():
+    reason = why_not_here()
+    if reason is not None:
+        pytest.skip(reason)
+    return Podman(Path(sys.prefix) / "containers")
+
+
+@pytest.fixture
+def a_container(podman, tmp_path):
+    """Starts containers, and removes them."""
+    started = []
+
+    def start(*arguments):
+        started.append(Container(podman, tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for container in started:
+        container.remove()
+
+
+@pytest.fixture
+def site(tmp_path):
+    """The shared storage with one experiment, whose manager listens on this machine."""
+    site = Site(tmp_path / "storage")
+    site.manager.start()
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def a_keeper(podman, site, a_container):
+    """Starts the keeper's image, as a cluster would, for a trial with this command."""
+
+    def start(command, *options, train="", user=0, **settings):
+        (site.code / "train.py").write_text(train)
+        site.add_trial(command, code_dir=f"{MOUNT}/code")
+        storage = site.workspace.root.parent
+        for path in (storage, *storage.rglob("*")):
+            os.chown(path, user, user)
+        workspace = f"{MOUNT}/{site.workspace.root.name}"
+        environ = site.settings(workspace=workspace, **settings).to_environ()
+        variables = [f"--env={name}={value}" for name, value in environ.items()]
+        container = (f"--volume={storage}:{MOUNT}", f"--user={user}:{user}", *variables, *options)
+        return a_container(*container, podman.image("keeper"))
+
+    return start
+
+
+def exit_of(site):
+    return exit_from_bytes(site.attempt().exit_json.read_bytes())
+
+
+# ---- the keeper's image
+
+
+def test_a_trial_in_a_container_is_delivered_and_its_code_is_the_containers(site, a_keeper):
+    keeper = a_keeper("python3 train.py", train=REPORTING, collect_logs=True, relay_output=True)
+    assert keeper.wait() == 3
+    assert [record.value for record in decode(site.file(), 0).records] == [str(i) for i in range(301)]
+    for stream in Stream:
+        assert site.manager.stored(stream) == site.file(stream), stream
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert ended == exit_of(site)
+    assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 3)
+    assert keeper.stdout == "to stdout\n"
+    assert "to stderr\n" in keeper.stderr
+    assert TOKEN not in keeper.stderr
+
+
+def test_the_keeper_is_the_first_process(site, a_keeper):
+    keeper = a_keeper("echo $PPID; tr '\\0' ' ' < /proc/1/cmdline")
+    assert keeper.wait() == 0
+    parent, command = site.file(Stream.STDOUT).decode().splitlines()
+    assert parent == "1"
+    assert command.split() == ["/opt/trial-keeper/bin/python", "-I", "/opt/trial-keeper/bin/trial-keeper"]
+
+
+def test_training_code_finds_the_sdk_and_none_of_the_keepers_libraries(site, a_keeper):
+    find = "import importlib.util as u; print(*(n for n in {!r} if u.find_spec(n)))"
+    names = ["nni_sdk", "trial_keeper", "nni_manager", "grpc", "google", "psutil", "packaging"]
+    keeper = a_keeper("python3 train.py", train=find.format(names))
+    assert keeper.wait() == 0
+    assert site.file(Stream.STDOUT) == b"nni_sdk\n"
+
+
+def test_the_keeper_imports_its_own_libraries_whatever_the_users_python_path_holds(site, a_keeper):
+    for name in ("grpc", "psutil", "google", "asyncio"):
+        (site.code / f"{name}.py").write_text("raise RuntimeError('the user has another one')")
+    keeper = a_keeper("python3 -c 'import grpc'", f"--env=PYTHONPATH={MOUNT}/code")
+    assert keeper.wait() == 1
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert "the user has another one" in ended.message
+
+
+def test_any_user_may_run_it_on_a_root_that_is_read_only(site, a_keeper):
+    keeper = a_keeper("id -u; exec python3 train.py", "--read-only", train=REPORTING, user=NOBODY)
+    assert keeper.wait() == 3, keeper.stderr
+    assert site.file(Stream.STDOUT) == b"65534\nto stdout\n"
+    assert site.manager.stored() == site.file()
+
+
+def test_stopping_the_container_lets_the_trial_say_its_last_words(site, a_keeper):
+    keeper = a_keeper("exec python3 train.py", train=POLITE)
+    site.manager.wait_for_bytes(b"ready")
+    keeper.stop(grace_s=30)
+    assert keeper.wait() == 5
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert ended == exit_of(site)
+    assert (ended.reason, ended.exit_code) == (ExitReason.JOB_LOST, 5)
+    assert b"last words" in site.manager.stored()
+
+
+def test_a_trial_that_is_deaf_is_killed_before_the_containers_grace_is_over(site, a_keeper):
+    keeper = a_keeper("trap '' TERM; touch deaf; while true; do sleep 1000; done", grace_s=1.0)
+    wait_until((site.code / "deaf").exists, "the trial is deaf")
+    keeper.stop(grace_s=30)
+    assert keeper.wait() == 128 + signal.SIGKILL
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert ended == exit_of(site)
+    assert ended.reason is ExitReason.JOB_LOST
+
+
+def test_orphans_are_reaped_while_the_trial_runs_and_none_outlives_it(site, a_keeper):
+    site.gate("gate")
+    orphans = "for i in {1..50}; do (true & true) & done; wait"
+    keeper = a_keeper(f"{orphans}; setsid sleep 1000 & (sleep 1000 &) ; read _ < gate || exit 4")
+    site.manager.wait_for(lambda: site.manager.all_of(TrialStarted), "TrialStarted")
+    first = psutil.Process(keeper.pid)
+
+    def names():
+        return sorted(process.name() for process in first.children(recursive=True))
+
+    wait_until(lambda: names() == ["bash", "sleep", "sleep"], "the trial and its two stragglers are left")
+    processes = [first, *first.children(recursive=True)]
+    site.open_gate("gate")
+    assert keeper.wait() == 4
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    assert site.manager.all_of(TrialEnded) == [exit_of(site)]
+
+
+def test_a_trial_that_fills_the_containers_memory_is_told_of_by_its_keeper(site, a_keeper):
+    keeper = a_keeper("exec python3 train.py", "--memory=96m", "--memory-swap=96m", train=GREEDY)
+    assert keeper.wait() == 128 + signal.SIGKILL
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert ended == exit_of(site)
+    assert (ended.reason, ended.exit_code) == (REASON_WHEN_MEMORY_IS_FULL, 128 + signal.SIGKILL)
+    assert b"hungry" in site.manager.store.records[KEY][0].value.encode()
+
+
+def test_a_container_without_a_job_says_what_is_missing(podman, a_container):
+    keeper = a_container(podman.image("keeper"))
+    assert keeper.wait() == 100
+    assert "TRIAL_KEEPER_WORKSPACE is not set" in keeper.stderr
+    assert keeper.stderr.count("\n") == 1
+
+
+def test_a_base_image_of_another_python_is_refused_with_the_way_out(podman):
+    build = str(REPOSITORY / "images" / "build.sh")
+    with pytest.raises(AssertionError, match=r"cannot make wheels for .*; set PYTHON"):
+        podman.run(build, "keeper", "localhost/trial-keeper-test-none", podman.base(), PYTHON="echo")
+
+
+# ---- the manager's image
+
+
+def test_the_managers_image_is_nnictl(podman, a_container):
+    nnictl = a_container(podman.image("manager"), "--version")
+    assert nnictl.wait() == 0
+    assert nnictl.stdout == f"nnictl {__version__}\n"
+
+
+def test_the_managers_image_runs_a_local_experiment_to_its_end(podman, a_container, tmp_path):
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "search_space.json").write_text(json.dumps({"x": {"_type": "uniform", "_value": [1, 2]}}))
+    config = {
+        "authorName": "tests",
+        "experimentName": "tests",
+        "trialConcurrency": 2,
+        "maxTrialNum": 2,
+        "trainingServicePlatform": "local",
+        "searchSpacePath": "search_space.json",
+        "logDir": "experiments",
+        "tuner": {"builtinTunerName": "TPE"},
+        "trial": {"command": "python3 train.py", "codeDir": "."},
+    }
+    (folder / "config.yml").write_text(json.dumps(config))  # JSON is YAML
+    options = (f"--volume={folder}:/experiment", "--workdir=/experiment", "--network=none")
+    nnictl = a_container(
+        *options, podman.image("manager"), "create", "--config", "config.yml", "--foreground"
+    )
+    assert nnictl.wait() == 0, nnictl.stdout + nnictl.stderr
+    (database,) = folder.glob("experiments/*/db/experiment.sqlite")
+    with StoreReader(database) as reader:
+        rows = reader.metrics()
+    finals = [json.loads(row.value) for row in rows if row.is_final]
+    assert len(finals) == 2
+    assert all(1 <= value <= 2 for value in finals)
+    assert len(rows) == 8

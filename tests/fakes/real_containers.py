@@ -1,0 +1,201 @@
+"""Real containers, in a store of the tests' own: the user's podman settings, images and containers are not touched.
+
+Nothing here is a fake; it is kept with them because many tests may share it. The store lies in the virtual environment and keeps
+the base image and the newest images of the project; a container is gone when its test is.
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+# Debian 12's; wheels for the images are made by the Python that runs the tests.
+BASE_PYTHON = (3, 11)
+BUILD_WITHIN_S = 170
+STEP_WITHIN_S = 60
+# A container whose test was killed ends by itself.
+LONGEST_LIFE_S = 120
+
+_CONTAINERS_CONF = """\
+[containers]
+# podman's own defaults are above what some machines let even root set.
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
+netns = "host"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+# crun refuses machines that have both versions of cgroups.
+runtime = "runc"
+tmp_dir = "{store}/tmp"
+"""
+_STORAGE_CONF = """\
+[storage]
+driver = "overlay"
+graphroot = "{store}/storage"
+runroot = "{store}/run"
+"""
+
+
+def why_not_here() -> str | None:
+    """Why this machine runs no containers for tests; None if it does."""
+    missing = [name for name in ("podman", "runc", "mmdebstrap") if shutil.which(name) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed"
+    if os.geteuid() != 0:
+        return "containers of tests are made by root"
+    if sys.version_info[:2] != BASE_PYTHON:
+        return "the base image has Python {}.{}, and wheels for it need the same here".format(*BASE_PYTHON)
+    if subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True).returncode:
+        return "this machine lets tests make no namespaces"
+    return None
+
+
+class Podman:
+    """podman with a store of its own, and the images of this checkout in it."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        store.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "CONTAINERS_CONF": (store / "containers.conf", _CONTAINERS_CONF),
+            "CONTAINERS_STORAGE_CONF": (store / "storage.conf", _STORAGE_CONF),
+        }
+        for file, content in settings.values():
+            file.write_text(content.format(store=store))
+        self.environ = {
+            **os.environ,
+            **{name: str(file) for name, (file, _) in settings.items()},
+            "BUILDAH_LAYERS": "false",  # a layer for each line of a Dockerfile costs time and is never used again
+            "PYTHON": sys.executable,
+        }
+
+    def run(self, *command: str, within_s: float = STEP_WITHIN_S, **environ: str) -> str:
+        """What the command printed; its failure is the test's."""
+        result = subprocess.run(
+            command,
+            env=self.environ | environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+        )
+        assert result.returncode == 0, (
+            f"{command} ended with {result.returncode}:\n{result.stdout}{result.stderr}"
+        )
+        return result.stdout
+
+    def image(self, kind: str) -> str:
+        """The tag of the keeper's or the manager's image, built from this checkout unless it is here already."""
+        sources = [
+            REPOSITORY / "images" / "build.sh",
+            REPOSITORY / "images" / kind / "Dockerfile",
+            *(REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE")),
+            *(
+                path
+                for folder in ("nni_sdk", "trial_keeper", "manager")
+                for path in sorted((REPOSITORY / folder).rglob("*"))
+                if path.is_file() and "__pycache__" not in path.parts
+            ),
+        ]
+        with self._locked():
+            base = self._base()
+            tag = f"localhost/trial-keeper-test-{kind}:{_digest(sources, base + sys.version)}"
+            if not self._has(tag):
+                self.run(str(REPOSITORY / "images" / "build.sh"), kind, tag, base, within_s=BUILD_WITHIN_S)
+                self._remove_older("trial-keeper" if kind == "keeper" else f"trial-keeper-{kind}")
+        return tag
+
+    def base(self) -> str:
+        """The tag of the base image, made from Debian's packages unless it is here already."""
+        with self._locked():
+            return self._base()
+
+    def _base(self) -> str:
+        script = REPOSITORY / "images" / "test-base.sh"
+        tag = f"localhost/trial-keeper-test-base:{_digest([script])}"
+        if not self._has(tag):
+            tar_file = self._store / "base.tar"
+            self.run(str(script), str(tar_file), within_s=BUILD_WITHIN_S)
+            # As python:3.11-slim has them; the keeper's image must inherit the one and not the other.
+            like_python = ("--change", "CMD python3", "--change", f"ENV PATH={os.defpath}:/usr/sbin:/sbin")
+            self.run("podman", "import", "--quiet", *like_python, str(tar_file), tag)
+            tar_file.unlink()
+        return tag
+
+    def _remove_older(self, title: str) -> None:
+        """Images of sources as they were an hour ago; not those that another test run uses at the moment."""
+        which = ("--filter", "until=1h", "--filter", f"label=org.opencontainers.image.title={title}")
+        self.run("podman", "image", "prune", "--all", "--force", *which)
+
+    def _has(self, tag: str) -> bool:
+        exists = ["podman", "image", "exists", tag]
+        return subprocess.run(exists, env=self.environ, timeout=STEP_WITHIN_S).returncode == 0
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Two test runs at once make an image once."""
+        with (self._store / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _digest(files: list[Path], also: str = "") -> str:
+    digest = hashlib.sha256(also.encode())
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"\0{file.relative_to(REPOSITORY)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+class Container:
+    """One `podman run`, from its start to its end."""
+
+    def __init__(self, podman: Podman, folder: Path, *arguments: str) -> None:
+        """`arguments` are options of `podman run`, the image and the command; its output goes to files in `folder`."""
+        self.name = f"trial-keeper-test-{secrets.token_hex(4)}"
+        self._podman = podman
+        self._stdout, self._stderr = folder / f"{self.name}-stdout", folder / f"{self.name}-stderr"
+        options = ("--rm", "--pull", "never", "--name", self.name, "--timeout", str(LONGEST_LIFE_S))
+        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                ["podman", "run", *options, *arguments],
+                env=podman.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self._process.wait(STEP_WITHIN_S)
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed."""
+        return self._stdout.read_text()
+
+    @property
+    def stderr(self) -> str:
+        """What it has complained about."""
+        return self._stderr.read_text()
+
+    @property
+    def pid(self) -> int:
+        """Its first process, by this machine's count."""
+        return int(self._podman.run("podman", "inspect", "--format", "{{.State.Pid}}", self.name))
+
+    def stop(self, grace_s: int) -> None:
+        """SIGTERM to its first process, after `grace_s` SIGKILL to all."""
+        self._podman.run("podman", "stop", "--time", str(grace_s), self.name)
+
+    def remove(self) -> None:
+        """Leave nothing of it."""
+        self._podman.run("podman", "rm", "--force", "--ignore", "--time", "0", self.name)
+        self.wait()
