@@ -82,6 +82,7 @@ class _Manager:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._must_end.set)
         try:
+            await engine.restore()
             await server.start(self._host, self._port + 1)
             await engine.start((f"{self._host}:{self._port + 1}",))
             serving = loop.create_task(web.serve(sockets=[listener]))

@@ -26,6 +26,7 @@ class GroupCommit:
         self._writes: list[Write] = []
         self._done: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
         self.problem = ""
         """Why nothing can be stored at present; empty while all is well."""
 
@@ -40,7 +41,11 @@ class GroupCommit:
         return self._done
 
     async def close(self) -> None:
-        """Wait until all is durable, and close the store."""
+        """Wait until all is durable, and close the store.
+
+        What the disk does not take now is left out: no keeper was told that it is durable, so it comes again.
+        """
+        self._is_closing = True
         if self._task is not None:
             await self._task
         await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
@@ -52,6 +57,10 @@ class GroupCommit:
             done, self._done = self._done, None
             try:
                 await self._commit(batch)
+            except TryAgain as error:
+                done.set_exception(error)
+                done.exception()  # heard: nobody may be waiting
+                continue
             except Exception as error:  # noqa: BLE001 - passed on, to those who wait and to the engine
                 done.set_exception(error)
                 done.exception()  # heard: nobody may be waiting
@@ -69,6 +78,8 @@ class GroupCommit:
                 if not self.problem:
                     log.warning("%s", error)
                 self.problem = str(error)
+                if self._is_closing:
+                    raise
                 await asyncio.sleep(RETRY_S)
             else:
                 self.problem = ""

@@ -40,7 +40,7 @@ from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.picture import Picture, experiment_of
 from nni_manager.engine.trial_files import LeftBehind, left_behind, read_rest, write_experiment, write_trial
-from nni_manager.errors import NniManagerError
+from nni_manager.errors import NniManagerError, TryAgain
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import ExperimentRow, Store, StoredExperiment, StoreReader, TrialRow
 from nni_manager.training_services.base import JobEnded, JobState, TrainingService
@@ -56,6 +56,10 @@ log = logging.getLogger(__name__)
 
 _SAVE_DURATION_EVERY_S = 10.0
 _LAST_KEEPERS_S = 5.0
+# A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
+_FIRST_RESUBMIT_S = 0.5
+_LONGEST_RESUBMIT_S = 30.0
+_NEVER_BEGAN = "stopped before it began"
 _ID_LETTERS = string.ascii_letters + string.digits
 TRIAL_ID_LENGTH = 5
 EXPERIMENT_ID_LENGTH = 8
@@ -90,13 +94,16 @@ class Engine:
         self.failed = asyncio.Event()
         """Set when a bug ended the engine: the manager must end, and a resume goes on from what is stored."""
         self.ended_at_s: float | None = self.stored.ended_at_s
+        self.submit_problem = ""
+        """Why jobs cannot be submitted at present; empty while all is well."""
         self._service = make_service(self._note_job_ended)
         self._tuner = tuner
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
-        self._submitting: set[str] = set()
+        self._submitting: dict[str, asyncio.Task[None]] = {}
+        """Trials whose job does not exist yet, and the work to make it; that work may be cancelled."""
         self._jobs: set[str] = set()
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
@@ -105,20 +112,23 @@ class Engine:
 
     # ---- life
 
-    async def start(self, addresses: tuple[str, ...]) -> None:
-        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on."""
-        workspace = self.folder.workspace
-        self.experiment.silence.addresses = addresses
-        document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
-        write_experiment(workspace, document, self._service.run_script)
+    async def restore(self) -> None:
+        """Know what an earlier manager knew. To be done before any keeper can connect."""
         trials = self.reader.trials()
         self.experiment.restore(trials)
         if trials:
             await self._in_tuner_thread(self._tuner.restore, [_past(trial) for trial in trials])
+
+    async def start(self, addresses: tuple[str, ...]) -> None:
+        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on."""
+        self.experiment.silence.addresses = addresses
+        document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
+        write_experiment(self.folder.workspace, document, self._service.run_script)
+        unfinished = [trial for trial in self.experiment.trials.values() if not trial.state.is_final]
+        self.finished.clear()
         self.post(Begun())
-        for trial in trials:
-            if not trial.state.is_final:
-                await self._take_over(trial)
+        for trial in unfinished:
+            await self._take_over(trial)
         self._spawn(self._watch_time())
 
     async def close(self) -> None:
@@ -147,7 +157,7 @@ class Engine:
             self.stored.created_at_s,
             self.ended_at_s,
             self.experiment.duration_s(time.monotonic()),
-            self.commits.problem or self.experiment.silence.problem(time.monotonic()),
+            self.commits.problem or self.submit_problem or self.experiment.silence.problem(time.monotonic()),
             len(self.keepers),
         )
 
@@ -163,6 +173,8 @@ class Engine:
 
     def post(self, event: Event) -> None:
         """Something happened. Handled at once, and in order when it happens while another event is handled."""
+        if self.failed.is_set():
+            return
         self._events.append(event)
         if self._is_handling:
             return
@@ -171,6 +183,9 @@ class Engine:
             while self._events:
                 for effect in self.experiment.handle(self._events.popleft(), time.monotonic()):
                     self._perform(effect)
+        except Exception as error:  # noqa: BLE001 - many who post could only lose it
+            self._events.clear()
+            self._fail(error)
         finally:
             self._is_handling = False
 
@@ -185,8 +200,7 @@ class Engine:
             case TellTuner():
                 self._spawn(self._tell(effect.sequence_id, effect.value))
             case SubmitTrial():
-                self._submitting.add(effect.trial.trial_id)
-                self._spawn(self._submit(effect.trial))
+                self._submitting[effect.trial.trial_id] = self._spawn(self._submit(effect.trial))
             case StopJob():
                 self.keepers.stop(effect.trial, effect.reason)
                 self._spawn(self._stop_job(effect.trial))
@@ -274,24 +288,53 @@ class Engine:
     # ---- jobs
 
     async def _submit(self, trial: Trial) -> None:
+        delay_s = _FIRST_RESUBMIT_S
         try:
-            if self._last_save is not None:
-                await asyncio.shield(self._last_save)  # a job nobody remembers must not exist
-            placement = await self._service.place(trial.job_id)
-            if _is_waiting(trial):
-                await asyncio.to_thread(
-                    write_trial, self.folder.workspace, trial, self.config.trial_command, placement
-                )
-            if _is_waiting(trial):
-                self.post(JobSubmitted(trial.job_id))
-                await self._service.submit(self._settings(trial))
-                self._note_job(trial.job_id)
-        except (NniManagerError, OSError) as error:
+            while trial.state is TrialState.WAITING:
+                try:
+                    await self._submit_once(trial)
+                    break
+                except (TryAgain, OSError) as error:
+                    # Of the moment: failing this trial would fail every one that follows it as well.
+                    if not self.submit_problem:
+                        log.warning("%s", error)
+                    self.submit_problem = (
+                        f"cannot submit trial {trial.trial_id} for now, and tries again: {error}"
+                    )
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_RESUBMIT_S)
+        except NniManagerError as error:
             self._lose(trial, ExitReason.COULD_NOT_START, str(error))
+        except asyncio.CancelledError:
+            if trial.state is not TrialState.STOPPING:
+                raise
+            self._lose(trial, ExitReason.JOB_LOST, _NEVER_BEGAN)
+            return
         finally:
-            self._submitting.discard(trial.trial_id)
+            self._submitting.pop(trial.trial_id, None)
         if trial.state is TrialState.STOPPING:
             await self._stop_job(trial)
+
+    async def _submit_once(self, trial: Trial) -> None:
+        if self._last_save is not None:
+            await asyncio.shield(self._last_save)  # a job nobody remembers must not exist
+        is_submitted = False
+        placement = await self._service.place(trial.job_id)
+        try:
+            await asyncio.to_thread(
+                write_trial, self.folder.workspace, trial, self.config.trial_command, placement
+            )
+            if trial.state is TrialState.WAITING:
+                # From here on the job may exist, so a stop has to go through the training service.
+                self._submitting.pop(trial.trial_id, None)
+                self.post(JobSubmitted(trial.job_id))
+                await self._service.submit(self._settings(trial))
+                is_submitted = True
+                self.submit_problem = ""
+                self._note_job(trial.job_id)
+        finally:
+            if not is_submitted:
+                self._service.release(trial.job_id)
 
     def _settings(self, trial: Trial) -> KeeperSettings:
         return KeeperSettings(
@@ -305,13 +348,15 @@ class Engine:
         )
 
     async def _stop_job(self, trial: Trial) -> None:
-        if trial.trial_id in self._submitting:
-            return  # the submission looks at the trial's state itself, and comes here afterwards
-        if not await self._service.stop(trial.job_id):
-            self._lose(trial, ExitReason.JOB_LOST, "stopped before it began")
+        submission = self._submitting.pop(trial.trial_id, None)
+        if submission is not None:
+            submission.cancel()
+        elif not await self._service.stop(trial.job_id):
+            self._lose(trial, ExitReason.JOB_LOST, _NEVER_BEGAN)
 
     def _lose(self, trial: Trial, reason: ExitReason, message: str) -> None:
         self.post(TrialLost(trial.trial_id, reason, message, time.time()))
+        self.keepers.forget_trial(trial)
 
     def _note_job(self, job_id: str) -> None:
         self._jobs.add(job_id)
@@ -344,6 +389,7 @@ class Engine:
     async def _recover(self, trial: Trial, job: JobEnded) -> None:
         """The job is gone before its keeper told everything: the workspace has the rest."""
         workspace = self.folder.workspace
+        await self._service.end_leftovers(job.job_id)
         left = await asyncio.to_thread(left_behind, workspace, trial.trial_id)
         how = (
             "its keeper is gone"
@@ -392,10 +438,11 @@ class Engine:
             if self.experiment.state.counts_time:
                 self._save_experiment()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._note_task)
+        return task
 
     def _note_task(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -406,10 +453,6 @@ class Engine:
         # A bug: go no further with a state that cannot be trusted. What is stored is right.
         log.critical("the manager has a bug and ends", exc_info=error)
         self.failed.set()
-
-
-def _is_waiting(trial: Trial) -> bool:
-    return trial.state is TrialState.WAITING
 
 
 def _past(trial: Trial) -> PastTrial:

@@ -140,7 +140,10 @@ class Keepers:
         self._sessions[job_id] = session
         log.info("job %s: keeper %s connected", job_id, hello.version)
         self._post(KeeperMatched(job_id))
-        attempts = tuple(self._offsets(key, closed=trial.state.is_final) for key in hello.attempts)
+        if trial.state.is_final:
+            attempts = tuple(AttemptOffsets(key, {}, closed=True) for key in hello.attempts)
+        else:
+            attempts = tuple(self._offsets(key, closed=False) for key in hello.attempts)
         session.outgoing.put_nowait(Welcome(__version__, attempts))
         if trial.state is TrialState.STOPPING and trial.stop_reason is not None:
             session.outgoing.put_nowait(StopTrial(trial.trial_id, trial.stop_reason))
@@ -211,6 +214,12 @@ class Keepers:
         job_id = self._experiment.trials[key.trial_id].job_id
         self._send(job_id, Durable(self._offsets(key, closed=True)))
         self._receivers.pop(key, None)
+
+    def forget_trial(self, trial: Trial) -> None:
+        """The trial is lost: nothing more of it is taken, and a keeper that still speaks of it is told so."""
+        for key in [key for key in self._receivers if key.trial_id == trial.trial_id]:
+            self._send(trial.job_id, Durable(self._offsets(key, closed=True)))
+            del self._receivers[key]
 
     def close_all(self) -> None:
         """End all streams; keepers will look for a manager again."""

@@ -52,6 +52,10 @@ class TrainingService(ABC):
         """Wait until there is room for the job, and reserve it."""
 
     @abstractmethod
+    def release(self, job_id: str) -> None:
+        """Give up the room that `place` made: there will be no such job."""
+
+    @abstractmethod
     async def submit(self, settings: KeeperSettings) -> None:
         """Run a job for which `place` has made room. Everything it needs is in the workspace.
 
@@ -67,6 +71,10 @@ class TrainingService(ABC):
     @abstractmethod
     async def adopt(self, job_id: str) -> JobState:
         """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will tell of its end."""
+
+    @abstractmethod
+    async def end_leftovers(self, job_id: str) -> None:
+        """Make sure that nothing of a job whose keeper is gone runs any more."""
 
     @abstractmethod
     async def close(self) -> None:

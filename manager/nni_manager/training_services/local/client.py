@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,10 +20,15 @@ from nni_manager.errors import TryAgain
 from nni_manager.training_services.base import JobEnded, JobState, Placement, TrainingService
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 from nni_manager.training_services.local.render import render_run_script
+from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.workspace import Workspace, replace_file
 
+logger = logging.getLogger(__name__)
+
 _LOG_TAIL_BYTES = 2000
+_KILL_ROUNDS = 5
+_KILLED_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,6 @@ class LocalTrainingService(TrainingService):
                     start_new_session=True,
                 )
         except OSError as error:
-            self._gpus.give_back(job_id)
             raise TryAgain(
                 f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk or processes on this machine"
             ) from error
@@ -109,7 +115,11 @@ class LocalTrainingService(TrainingService):
             "created_at_s": process.create_time(),
             "gpu_indices": self._gpus.held_by(job_id),
         }
-        replace_file(self._file(job_id), json.dumps(document).encode())
+        try:
+            replace_file(self._file(job_id), json.dumps(document).encode())
+        except OSError as error:
+            # The job runs, so it is watched; a later manager finds it by its environment.
+            logger.warning("cannot write %s: %s", self._file(job_id), error)
         self._watch(job_id, process)
 
     async def stop(self, job_id: str) -> bool:
@@ -126,7 +136,14 @@ class LocalTrainingService(TrainingService):
         try:
             document = json.loads(self._file(job_id).read_bytes())
         except FileNotFoundError:
-            return JobState.UNKNOWN
+            # The earlier manager may have died between starting the keeper and noting it.
+            keepers = await asyncio.to_thread(
+                _processes_where, partial(_is_keeper_of, self._workspace, job_id)
+            )
+            if not keepers:
+                return JobState.UNKNOWN
+            self._watch(job_id, keepers[0])
+            return JobState.RUNNING
         job = _JobFile(document["pid"], document["created_at_s"], tuple(document["gpu_indices"]))
         process = job.process()
         if process is None:
@@ -134,6 +151,18 @@ class LocalTrainingService(TrainingService):
         self._gpus.hold(job_id, job.gpu_indices)
         self._watch(job_id, process)
         return JobState.RUNNING
+
+    def release(self, job_id: str) -> None:
+        """Give back the GPUs."""
+        self._gpus.give_back(job_id)
+        self._room_was_made.set()
+
+    async def end_leftovers(self, job_id: str) -> None:
+        """Kill what the trial started and its keeper, killed itself, could not: on this machine no container ends with it."""
+        folder = str(self._workspace.trial(job_id).path) + os.sep
+        await asyncio.to_thread(
+            _kill_where, lambda environ: environ.get("NNI_SYS_DIR", "").startswith(folder)
+        )
 
     async def close(self) -> None:
         """Stop watching; keepers go on."""
@@ -150,8 +179,7 @@ class LocalTrainingService(TrainingService):
         os.close(descriptor)
         child = self._children.pop(job_id, None)
         exit_code = child.wait() if child is not None else None
-        self._gpus.give_back(job_id)
-        self._room_was_made.set()
+        self.release(job_id)
         if self._running.pop(job_id, None) is not None:
             self.on_job_ended(JobEnded(job_id, exit_code, self._last_words(job_id)))
 
@@ -165,3 +193,33 @@ class LocalTrainingService(TrainingService):
 
     def _log(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.log"
+
+
+def _processes_where(is_wanted: Callable[[dict[str, str]], bool]) -> list[psutil.Process]:
+    """The processes of this user whose environment at their start says so."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
+            if is_wanted(process.environ()):
+                found.append(process)
+    return found
+
+
+def _kill_where(is_wanted: Callable[[dict[str, str]], bool]) -> None:
+    # What is killed may have started something the moment before.
+    for _ in range(_KILL_ROUNDS):
+        found = _processes_where(is_wanted)
+        if not found:
+            return
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=_KILLED_WITHIN_S)
+
+
+def _is_keeper_of(workspace: Workspace, job_id: str, environ: dict[str, str]) -> bool:
+    try:
+        settings = KeeperSettings.from_environ(environ)
+    except SettingsInvalid:
+        return False
+    return settings.job_id == job_id and settings.workspace == str(workspace.root)
