@@ -78,17 +78,20 @@ class KeeperServicer(KeeperServiceServicer):
             session = await self._admit(request_iterator, context)
             if session is None:
                 return
+            both = [
+                asyncio.ensure_future(_send(session, context)),
+                asyncio.ensure_future(_receive(session, request_iterator)),
+            ]
             try:
-                sending = asyncio.ensure_future(_send(session, context))
-                receiving = asyncio.ensure_future(_receive(session, request_iterator))
-                done, pending = await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
-                for task in pending:
-                    task.cancel()
-                await asyncio.gather(*pending, return_exceptions=True)
+                done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
+                # Also when gRPC cancels this call because the keeper is gone.
                 session.closed()
+                for task in both:
+                    task.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
         except tuple(STATUS_OF) as error:
             log.warning("a keeper is turned away: %s", error)
             await context.abort(STATUS_OF[type(error)], str(error))
