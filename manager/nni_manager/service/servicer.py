@@ -78,20 +78,20 @@ class KeeperServicer(KeeperServiceServicer):
             session = await self._admit(request_iterator, context)
             if session is None:
                 return
-            sending = asyncio.ensure_future(_send(session, context))
-            receiving = asyncio.ensure_future(_receive(session, request_iterator))
+            both = [
+                asyncio.ensure_future(_send(session, context)),
+                asyncio.ensure_future(_receive(session, request_iterator)),
+            ]
             try:
-                await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
             finally:
-                # Also when this call itself is cancelled: the keeper is gone, or the server stops.
-                outcomes = [future.exception() for future in (sending, receiving) if future.done()]
-                for future in (sending, receiving):
-                    future.cancel()
-                await asyncio.gather(sending, receiving, return_exceptions=True)
+                # Also when gRPC cancels this call because the keeper is gone.
                 session.closed()
-            for error in outcomes:
-                if error is not None:
-                    raise error
+                for task in both:
+                    task.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
         except tuple(STATUS_OF) as error:
             log.warning("a keeper is turned away: %s", error)
             await context.abort(STATUS_OF[type(error)], str(error))
