@@ -3,57 +3,17 @@
 import asyncio
 import time
 
+from void_service import an_engine, start
+
 from nni_manager.domain.silence import LONGEST_SILENCE_S
 from nni_manager.engine import views
-from nni_manager.engine.engine import Engine
-from nni_manager.training_services.base import JobState, Placement, TrainingService
-from nni_manager.tuner.registry import make_tuner
+from nni_manager.training_services.base import JobState
 from trial_keeper import __version__
 from trial_keeper.wire.messages import Hello
 
 
-class Void(TrainingService):
-    """Takes every job and runs none."""
-
-    def __init__(self, on_job_ended, state=JobState.UNKNOWN):
-        super().__init__(on_job_ended)
-        self.submitted = asyncio.Event()
-        self.settings = None
-        self.state = state
-
-    @property
-    def run_script(self):
-        return "#!/bin/bash\n"
-
-    async def place(self, job_id):
-        return Placement("/code", None)
-
-    async def submit(self, settings):
-        self.settings = settings
-        self.submitted.set()
-
-    async def stop(self, job_id):
-        return False
-
-    async def adopt(self, job_id):
-        return self.state
-
-    async def close(self):
-        pass
-
-
 def problem_in_a_minute(engine):
     return engine.experiment.silence.problem(time.monotonic() + LONGEST_SILENCE_S)
-
-
-def an_engine(experiment, state=JobState.UNKNOWN):
-    services = []
-
-    def make(on_job_ended):
-        services.append(Void(on_job_ended, state))
-        return services[0]
-
-    return Engine(experiment.config, experiment.folder, make, make_tuner(experiment.config)), services[0]
 
 
 def hello(settings, **fields):
@@ -67,7 +27,7 @@ def test_a_silent_job_is_a_problem_until_its_keeper_connects(a_real_experiment):
     async def play():
         engine, service = an_engine(experiment)
         assert problem_in_a_minute(engine) == ""
-        await engine.start(("192.0.2.1:8081",))
+        await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), 20)
         settings = service.settings
         assert views.summary_view(engine.picture())["problem"] == "", "a minute has not passed"
@@ -91,7 +51,7 @@ def test_the_summary_shows_the_problem(a_real_experiment):
 
     async def play():
         engine, service = an_engine(experiment)
-        await engine.start(("192.0.2.1:8081",))
+        await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), 20)
         # As if it had been submitted a minute ago.
         silence = engine.experiment.silence
@@ -110,13 +70,13 @@ def test_a_manager_that_takes_over_a_silent_job_says_so_too_and_a_stopped_job_is
 
     async def begin():
         engine, service = an_engine(experiment)
-        await engine.start(("192.0.2.1:8081",))
+        await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), 20)
         await engine.close()
 
     async def resume():
         engine, _ = an_engine(experiment, JobState.RUNNING)
-        await engine.start(("192.0.2.2:8081",))
+        await start(engine, ("192.0.2.2:8081",))
         assert "192.0.2.2:8081" in problem_in_a_minute(engine)
         engine.stop()
         await asyncio.wait_for(engine.finished.wait(), 20)

@@ -1,0 +1,61 @@
+"""A training service of our own that takes jobs and runs none, and engines over it."""
+
+import asyncio
+
+from nni_manager.engine.engine import Engine
+from nni_manager.training_services.base import JobState, Placement, TrainingService
+from nni_manager.tuner.registry import make_tuner
+
+
+class Void(TrainingService):
+    """Takes every job and runs none."""
+
+    def __init__(self, on_job_ended, state=JobState.UNKNOWN):
+        super().__init__(on_job_ended)
+        self.submitted = asyncio.Event()
+        self.settings = None
+        self.state = state
+        self.released = []
+        self.swept = []
+
+    @property
+    def run_script(self):
+        return "#!/bin/bash\n"
+
+    async def place(self, job_id):
+        return Placement("/code", None)
+
+    async def submit(self, settings):
+        self.settings = settings
+        self.submitted.set()
+
+    async def stop(self, job_id):
+        return False
+
+    async def adopt(self, job_id):
+        return self.state
+
+    def release(self, job_id):
+        self.released.append(job_id)
+
+    async def end_leftovers(self, job_id):
+        self.swept.append(job_id)
+
+    async def close(self):
+        pass
+
+
+def an_engine(experiment, state=JobState.UNKNOWN, kind=Void):
+    services = []
+
+    def make(on_job_ended):
+        services.append(kind(on_job_ended, state))
+        return services[0]
+
+    return Engine(experiment.config, experiment.folder, make, make_tuner(experiment.config)), services[0]
+
+
+async def start(engine, addresses=("192.0.2.1:8081",)):
+    """As a manager's process starts its engine."""
+    await engine.restore()
+    await engine.start(addresses)

@@ -1,0 +1,177 @@
+"""The engine over a training service that does what a test says: what it does when things go wrong."""
+
+import asyncio
+
+import pytest
+from void_service import Void, an_engine, start
+
+from nni_manager.domain.experiment import AttemptStarted, Experiment, MetricsStored
+from nni_manager.engine import engine as engine_module
+from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.store.store import StoreReader
+from nni_manager.training_services.base import JobEnded
+from trial_keeper.wire.messages import AttemptKey
+
+NOTHING = "pass\n"
+
+
+def play(scenario):
+    async def bounded():
+        await asyncio.wait_for(scenario(), 30)
+
+    asyncio.run(bounded())
+
+
+async def until(is_true):
+    while not is_true():
+        await asyncio.sleep(0.01)
+
+
+def states(engine):
+    return [trial.state.value for trial in engine.experiment.trials.values()]
+
+
+@pytest.mark.parametrize("event", [AttemptStarted, MetricsStored])
+def test_a_bug_while_an_event_is_handled_ends_the_engine_whoever_posted_it(
+    a_real_experiment, monkeypatch, event
+):
+    experiment = a_real_experiment(NOTHING)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        monkeypatch.setattr(Experiment, "_note_start", lambda *_: 1 / 0)
+        monkeypatch.setattr(Experiment, "_note_metrics", lambda *_: 1 / 0)
+        key = AttemptKey(next(iter(engine.experiment.trials)), 0, "main-0")
+        engine.post(
+            AttemptStarted(key, 1.0) if event is AttemptStarted else MetricsStored(key, ((False, "1"),))
+        )
+        assert engine.failed.is_set()
+        await engine.close()
+
+    play(scenario)
+
+
+class OneRoom(Void):
+    """Has room for one job."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.holder = None
+        self.made_room = asyncio.Event()
+
+    async def place(self, job_id):
+        while self.holder is not None:
+            self.made_room.clear()
+            await self.made_room.wait()
+        self.holder = job_id
+        return await super().place(job_id)
+
+    def release(self, job_id):
+        super().release(job_id)
+        if self.holder == job_id:
+            self.holder = None
+            self.made_room.set()
+
+    async def stop(self, job_id):
+        if self.holder != job_id:
+            return False
+        self.release(job_id)
+        asyncio.get_running_loop().call_soon(self.on_job_ended, JobEnded(job_id, None, "stopped"))
+        return True
+
+
+def test_a_trial_that_waits_for_room_can_be_stopped_and_leaves_its_place_to_the_next(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=3)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=OneRoom)
+        await start(engine)
+        await service.submitted.wait()
+        waiting = next(
+            trial for trial in engine.experiment.trials.values() if trial.trial_id != service.holder
+        )
+        engine.stop_trial(waiting.trial_id)
+        await until(lambda: waiting.state.value == "USER_CANCELED")
+        holder = service.holder
+        engine.stop_trial(holder)
+        await until(lambda: service.holder not in (None, holder))
+        engine.stop()
+        await engine.finished.wait()
+        assert states(engine) == ["USER_CANCELED"] * 3
+        assert service.holder is None
+        await engine.close()
+
+    play(scenario)
+
+
+class Faltering(Void):
+    """Cannot take a job at first."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.failures = [TryAgain("cannot start a keeper: no memory"), OSError(28, "No space left on device")]
+
+    async def submit(self, settings):
+        if self.failures:
+            raise self.failures.pop(0)
+        await super().submit(settings)
+
+
+def test_what_fails_for_the_moment_is_tried_again_and_shown_and_costs_no_trial(
+    a_real_experiment, monkeypatch
+):
+    monkeypatch.setattr(engine_module, "_FIRST_RESUBMIT_S", 0.05)
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Faltering)
+        await start(engine)
+        await until(lambda: "no memory" in engine.picture().problem)
+        await service.submitted.wait()
+        await until(lambda: not engine.submit_problem)
+        assert states(engine) == ["WAITING"]
+        assert len(service.released) == 2
+        await engine.close()
+
+    play(scenario)
+
+
+class Refusing(Void):
+    """Will never take a job."""
+
+    async def submit(self, settings):
+        raise UserMistake("cannot submit: the image does not exist; name another")
+
+
+def test_what_will_never_work_fails_the_trial_with_its_reason(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Refusing)
+        await start(engine)
+        await engine.finished.wait()
+        (trial,) = engine.experiment.trials.values()
+        assert (trial.state.value, trial.message) == (
+            "FAILED",
+            "cannot submit: the image does not exist; name another",
+        )
+        assert service.released == [trial.trial_id]
+        await engine.close()
+
+    play(scenario)
+
+
+def test_an_experiment_closed_while_a_trial_waits_keeps_it_waiting(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=2)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=OneRoom)
+        await start(engine)
+        await service.submitted.wait()
+        await engine.close()
+
+    play(scenario)
+    with StoreReader(experiment.folder.database) as reader:
+        assert [trial.state.value for trial in reader.trials()] == ["WAITING", "WAITING"]
