@@ -235,6 +235,22 @@ def test_an_experiment_without_a_success_ends_with_the_error_of_the_script(place
     assert left_in(place) == []
 
 
+def test_an_experiment_whose_trials_report_nothing_ends_with_what_they_lack(place, nnictl):
+    (place / "train.py").write_text("print('trained')\n")
+    done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
+    assert done.returncode == 1
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith("WARNING: trial ")
+    assert error.startswith("ERROR: cannot find a best trial of experiment ")
+    assert "none of 3 trials has a value; the last one that succeeded (" in error
+    assert error.endswith(
+        "it reported no final result; call nni_sdk.report_final_result() in the training code, with a number"
+    )
+    name = done.stdout.split("The experiment id is ")[1].split()[0]
+    assert " ".join(nnictl("trial", "ls", name).stdout.split()).count("(it reported no final result; ") == 3
+    assert left_in(place) == []
+
+
 MISTAKES = {
     "an unknown key": ({"config.yml": CONFIG + "maxTrials: 3\n"}, "maxTrialNum"),
     "a wrong type": ({"config.yml": CONFIG.replace("Num: 3", "Num: many")}, "cannot use maxTrialNum: "),

@@ -491,15 +491,7 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     if not shown:
         output.info(f"Experiment {known.experiment_id} has no trials yet")
         return
-    rows = []
-    for each in shown:
-        value, duration, parameters = watch.trial_cells(each)
-        rest = (
-            f"{parameters}  ({watch.why(each)})"
-            if each["state"] == "FAILED"
-            else parameters
-        )  # fmt: skip
-        rows.append([str(each["sequenceId"]), each["id"], each["state"], value, duration, rest])
+    rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
     headings = ["no.", "trial", "state", "value", "time", "parameters"]
     output.console().print(output.table(headings, rows, right=("no.", "value", "time")))
 

@@ -37,6 +37,10 @@ class NothingSucceeded(UserMistake):
     """cannot finish the experiment; see why its trials failed"""
 
 
+class NoResults(UserMistake):
+    """cannot find a best trial: none reported a number; report one with nni_sdk.report_final_result()"""
+
+
 class View(Protocol):
     """Something that shows an experiment as it goes on."""
 
@@ -140,6 +144,11 @@ class _Lines:
             if trial["id"] not in self._told:
                 self._told.add(trial["id"])
                 output.warning(f"trial {trial['id']} failed: {why(trial)}")
+        silent = summary["latestWithoutResult"]
+        if silent is not None and silent["message"] not in self._told:
+            # Once for each reason: two hundred trials of one script all lack the same.
+            self._told.add(silent["message"])
+            output.warning(f"trial {silent['id']} succeeded without a value: {silent['message']}")
         for problem in [summary["problem"], *summary["errors"]]:
             if problem and problem not in self._told:
                 self._told.add(problem)
@@ -209,6 +218,9 @@ def draw(summary: Summary) -> RenderableType:
         grid.add_row("", Text(output.parameters(best["parameters"]), style="dim"))
     for trial in summary["latestFailures"][:1]:
         grid.add_row("last failure", Text(f"trial {trial['id']}: {why(trial)}", style="red"))
+    silent = summary["latestWithoutResult"]
+    if silent is not None:
+        grid.add_row("no value", Text(f"trial {silent['id']}: {silent['message']}", style="yellow"))
     for problem in [summary["problem"], *summary["errors"]]:
         if problem:
             grid.add_row("problem", Text(problem.strip().splitlines()[0], style="red"))
@@ -222,11 +234,16 @@ def _time(summary: Summary) -> str:
 
 
 def trial_cells(trial: Document) -> list[str]:
-    """A trial as a row: value, how long it took, parameters."""
+    """A trial as a row: value, how long it took, parameters; and, where there is no value, what went wrong."""
     duration = ""
     if "startTime" in trial and "endTime" in trial:
         duration = output.duration((trial["endTime"] - trial["startTime"]) / 1000)
-    return [output.number(trial["value"]), duration, output.parameters(trial["parameters"])]
+    parameters = output.parameters(trial["parameters"])
+    if trial["state"] == "FAILED":
+        parameters += f"  ({why(trial)})"
+    elif trial["state"] == "SUCCEEDED" and trial["value"] is None:
+        parameters += f"  ({trial['message']})"
+    return [output.number(trial["value"]), duration, parameters]
 
 
 def show_results(summary: Summary, known: KnownExperiment) -> None:
@@ -246,7 +263,7 @@ def show_results(summary: Summary, known: KnownExperiment) -> None:
 
 
 def verdict(summary: Summary) -> NniManagerError | None:
-    """Why the experiment did not do what it was made for; None when it is DONE and at least one trial succeeded."""
+    """Why the experiment did not do what it was made for; None when it is DONE and at least one trial has a value."""
     name = summary["id"]
     if summary["status"] == "ERROR":
         # A traceback's last line is what was raised.
@@ -260,8 +277,14 @@ def verdict(summary: Summary) -> NniManagerError | None:
             f"cannot finish experiment {name}: it was stopped after {of_all(summary)} trials; "
             f"`nnictl resume {name}` goes on"
         )
-    if summary["counts"]["SUCCEEDED"]:
+    if summary["best"] is not None:
         return None
+    silent = summary["latestWithoutResult"]
+    if silent is not None:
+        return NoResults(
+            f"cannot find a best trial of experiment {name}: none of {ended(summary)} trials has a value; "
+            f"the last one that succeeded ({silent['id']}): {silent['message']}"
+        )
     failures = summary["latestFailures"]
     if not failures:
         return NothingSucceeded(
