@@ -97,6 +97,9 @@ def test_a_log_gets_one_line_per_event_and_none_without(capsys):
         ({"reason": "non-zero exit", "exitCode": 3, "message": ""}, "exit code 3"),
         ({"reason": "could not start", "exitCode": None, "message": "cannot start"}, "could not start: cannot start"),
         ({"reason": None, "message": None}, "FAILED"),
+        *(({"reason": reason, "exitCode": None, "message": "its keeper ended with exit code -9\n07:31 the command runs\n"},
+           f"{reason}: its keeper ended with exit code -9")
+          for reason in ("keeper lost", "job lost", "could not start", "mount", "version")),
     ],
 )  # fmt: skip
 def test_a_failed_trial_is_told_on_one_line(changed, says):

@@ -583,6 +583,8 @@ def _print_log(path: Path, manager_log: Path, head: int | None, tail: int | None
 @click.option("--path", "-p", "path_only", is_flag=True, help="Print where the file is, not what is in it.")
 def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path_only: bool) -> None:
     """Print what a trial wrote, in its newest attempt."""
+    from nni_manager.cli import watch
+
     known = resolve(experiment_id)
     trials = known.trials()
     if trial_id is None:
@@ -597,7 +599,7 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
         )
     path = _trial_log(known, trial_id, stream)
     if path is None:
-        why = f" ({asked['message'].strip().splitlines()[-1]})" if asked["message"].strip() else ""
+        why = f" ({watch.why(asked)})" if asked["message"].strip() else ""
         raise UserMistake(
             f"cannot show {stream} of trial {trial_id}: it is {asked['state']} and has written nothing{why}; "
             f"see what the manager did in {known.folder.manager_log}"

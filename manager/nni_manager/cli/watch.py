@@ -25,6 +25,8 @@ _OVER = ("DONE", "ERROR", "STOPPED")
 _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
 _WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
+# Their message begins with what happened, and what the trial wrote follows. Others are what the trial wrote alone.
+_NOT_OF_THE_TRIAL = ("keeper lost", "job lost", "could not start", "mount", "version")
 # A manager that is busy for longer than this is not just busy.
 _SILENT_FOR_S = 30.0
 
@@ -115,13 +117,14 @@ def of_all(summary: Summary) -> str:
 
 
 def why(trial: Document) -> str:
-    """Why a trial failed, on one line: how it ended, and the last line it wrote to stderr."""
+    """Why a trial failed, on one line: how it ended, and what happened to it or the last line it wrote to stderr."""
     reason, code = str(trial["reason"] or trial["state"]), trial["exitCode"]
     how = {"non-zero exit": f"exit code {code}", "signal": f"signal {(code or 128) - 128}"}.get(
         reason, reason
     )
     lines = (trial["message"] or "").strip().splitlines()
-    return f"{how}: {lines[-1].strip()}" if lines else how
+    telling = 0 if reason in _NOT_OF_THE_TRIAL else -1
+    return f"{how}: {lines[telling].strip()}" if lines else how
 
 
 class _Lines:
