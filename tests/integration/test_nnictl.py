@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -298,6 +299,23 @@ def test_a_port_of_another_experiment_is_refused_with_its_name(place, nnictl):
     assert f"experiment {name} runs there; stop it with `nnictl stop {name}`" in done.stderr
     assert registered(place) == [name]
     assert nnictl("stop", "--all").returncode == 0
+
+
+def test_a_manager_whose_folder_was_deleted_is_still_listed_and_can_be_stopped(place, nnictl):
+    name = created(place, nnictl)
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    shutil.rmtree(line["logDir"])
+    listed = nnictl("experiment", "list")
+    assert (listed.returncode, name in listed.stdout) == (0, True)
+    assert (
+        f"WARNING: experiment {name}: cannot store anything: {line['logDir']} was deleted; " in listed.stderr
+    )
+    refused = nnictl("create", "--config", "config.yml", "--port", str(line["port"]))
+    assert f"experiment {name} runs there; stop it with `nnictl stop {name}`" in refused.stderr
+    stopped = nnictl("stop", "--port", str(line["port"]))
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert (left_in(place), registered(place)) == ([], [])
+    assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -21,6 +21,7 @@ from nni_manager.cli.experiments import (
     known_experiments,
     resolve,
     running_experiments,
+    spoilt_lines,
     stored_status,
 )
 from nni_manager.errors import NniManagerError, UserMistake
@@ -269,7 +270,7 @@ def _stay(known: KnownExperiment) -> int:
 
     summary = watch.follow(known)
     watch.show_results(summary, known)
-    if known.folder.running_process() is not None:
+    if known.running_process() is not None:
         stop_experiment(known, output.info)
     problem = watch.verdict(summary)
     if problem is not None:
@@ -283,7 +284,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
 
     name = known.experiment_id
     try:
-        if known.folder.running_process() is not None:
+        if known.running_process() is not None:
             output.info(f"Stopping experiment {name} (Ctrl-C once more leaves its trials running)")
             stop_experiment(known, output.info)
         output.info(f"Stop experiment success. `nnictl resume {name}` goes on with it.")
@@ -392,6 +393,8 @@ def experiment() -> None:
 def list_experiments(all_of_them: bool, as_json: bool) -> None:
     """List the experiments of this user."""
     lines = [known.line() for known in (known_experiments() if all_of_them else running_experiments())]
+    if all_of_them:
+        lines = sorted(lines + spoilt_lines(), key=lambda line: str(line["id"]))
     if as_json:
         output.print_json(lines)
         return

@@ -74,7 +74,7 @@ def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S) -> Summary:
                 summary: Summary = client.summary()
                 answered_at_s = time.monotonic()
             except ManagerSilent as error:
-                if known.folder.running_process() is None:
+                if known.running_process() is None:
                     return _summary_without_manager(known, view)
                 if time.monotonic() - answered_at_s > _SILENT_FOR_S:
                     raise ManagerGone(
