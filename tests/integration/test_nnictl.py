@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -235,6 +236,22 @@ def test_an_experiment_without_a_success_ends_with_the_error_of_the_script(place
     assert left_in(place) == []
 
 
+def test_an_experiment_whose_trials_report_nothing_ends_with_what_they_lack(place, nnictl):
+    (place / "train.py").write_text("print('trained')\n")
+    done = nnictl("create", "--config", "config.yml", "--foreground", "--port", "auto")
+    assert done.returncode == 1
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith("WARNING: trial ")
+    assert error.startswith("ERROR: cannot find a best trial of experiment ")
+    assert "none of 3 trials has a value; the last one that succeeded (" in error
+    assert error.endswith(
+        "it reported no final result; call nni_sdk.report_final_result() in the training code, with a number"
+    )
+    name = done.stdout.split("The experiment id is ")[1].split()[0]
+    assert " ".join(nnictl("trial", "ls", name).stdout.split()).count("(it reported no final result; ") == 3
+    assert left_in(place) == []
+
+
 MISTAKES = {
     "an unknown key": ({"config.yml": CONFIG + "maxTrials: 3\n"}, "maxTrialNum"),
     "a wrong type": ({"config.yml": CONFIG.replace("Num: 3", "Num: many")}, "cannot use maxTrialNum: "),
@@ -282,6 +299,23 @@ def test_a_port_of_another_experiment_is_refused_with_its_name(place, nnictl):
     assert f"experiment {name} runs there; stop it with `nnictl stop {name}`" in done.stderr
     assert registered(place) == [name]
     assert nnictl("stop", "--all").returncode == 0
+
+
+def test_a_manager_whose_folder_was_deleted_is_still_listed_and_can_be_stopped(place, nnictl):
+    name = created(place, nnictl)
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    shutil.rmtree(line["logDir"])
+    listed = nnictl("experiment", "list")
+    assert (listed.returncode, name in listed.stdout) == (0, True)
+    assert (
+        f"WARNING: experiment {name}: cannot store anything: {line['logDir']} was deleted; " in listed.stderr
+    )
+    refused = nnictl("create", "--config", "config.yml", "--port", str(line["port"]))
+    assert f"experiment {name} runs there; stop it with `nnictl stop {name}`" in refused.stderr
+    stopped = nnictl("stop", "--port", str(line["port"]))
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert (left_in(place), registered(place)) == ([], [])
+    assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 
 import click
 import pytest
@@ -182,6 +183,69 @@ def test_one_spoilt_database_does_not_hide_the_other_experiments(nnictl, an_expe
     assert "abd22222" in out
     assert "UNREADABLE" in out
     assert "WARNING: experiment abc11111: cannot " in err
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"[]", b'{"path": "x"}', b'{"folder": 1}', b"\xff", None])
+def test_one_spoilt_entry_does_not_hide_the_other_experiments(nnictl, an_experiment, spoilt):
+    an_experiment("abc11111")
+    entry = Registry.of_user().folder / "abc11111.json"
+    entry.unlink()
+    entry.mkdir() if spoilt is None else entry.write_bytes(spoilt)
+    an_experiment("abd22222")
+    code, out, err = nnictl("experiment", "list", "--all")
+    assert (code, [line.split()[:2] for line in out.splitlines()[1:]]) == (
+        0,
+        [["abc11111", "UNREADABLE"], ["abd22222", "NOT"]],
+    )
+    problem = f"cannot read {entry}: it does not name the experiment's folder; "
+    assert f"WARNING: experiment abc11111: {problem}" in err
+    code, _, err = nnictl("trial", "ls", "abc11111")
+    assert (code, err.startswith(f"ERROR: {problem}")) == (1, True)
+    assert nnictl("trial", "ls", "abd22222")[0] == 0
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"[]", b"{}", b'{"pid": 1'])
+def test_a_spoilt_note_of_the_manager_does_not_hide_the_other_experiments(nnictl, an_experiment, spoilt):
+    folder = an_experiment("abc11111", port=9000)
+    (folder.path / "manager-process.json").write_bytes(spoilt)
+    an_experiment("abd22222")
+    lines = json.loads(nnictl("experiment", "list", "--all", "--json")[1])
+    assert [(line["id"], line["status"]) for line in lines] == [
+        ("abc11111", "UNREADABLE"),
+        ("abd22222", "INITIALIZED"),
+    ]
+    assert lines[0]["problem"].startswith(f"cannot read {folder.path}/manager-process.json: ")
+    assert nnictl("trial", "ls", "abd22222")[0] == 0
+
+
+def test_looking_needs_no_right_to_write(nnictl, an_experiment, monkeypatch):
+    folder = an_experiment("abc11111")
+    with folder.owned():
+        pass
+    opened = []
+    really_open = os.open
+    monkeypatch.setattr(
+        os,
+        "open",
+        lambda path, flags, *rest: (opened.append((path, flags)), really_open(path, flags, *rest))[1],
+    )
+    assert folder.running_process() is None
+    assert opened == [(folder.path / "owner.lock", os.O_RDONLY | os.O_CLOEXEC)]
+
+
+def test_a_lock_that_cannot_be_opened_does_not_hide_the_other_experiments(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    lock = folder.path / "owner.lock"
+    lock.symlink_to(lock)  # a loop: nobody can open it, root neither
+    an_experiment("abd22222")
+    code, out, err = nnictl("experiment", "list", "--all")
+    assert (code, "UNREADABLE" in out, "abd22222" in out) == (0, True, True)
+    assert "WARNING: experiment abc11111: cannot tell whether experiment abc11111 runs: " in err
+
+
+def test_an_experiment_whose_folder_is_gone_and_that_does_not_run_is_forgotten(nnictl, an_experiment):
+    shutil.rmtree(an_experiment("abc11111").path)
+    assert nnictl("experiment", "list", "--all")[1] == "INFO: There is no experiment\n"
 
 
 def test_stopping_what_does_not_run_says_what_would_help(nnictl, an_experiment):

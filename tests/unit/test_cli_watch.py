@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from nni_manager.cli import output, watch
+from nni_manager.domain.trial import NO_FINAL_RESULT
 
 
 def a_trial(trial_id="aB3dE", **changed):
@@ -18,6 +19,7 @@ def a_trial(trial_id="aB3dE", **changed):
     } | changed
 
 
+SILENT = a_trial("s1Ent", state="SUCCEEDED", reason="succeeded", exitCode=0, message=NO_FINAL_RESULT)
 BEST = a_trial("bEsT1", state="SUCCEEDED", value=0.97111111, message="", startTime=0, endTime=75_000)
 
 
@@ -36,6 +38,7 @@ def a_summary(status="RUNNING", **changed):
         "best": None,
         "top": [],
         "latestFailures": [],
+        "latestWithoutResult": None,
     } | changed
 
 
@@ -94,6 +97,9 @@ def test_a_log_gets_one_line_per_event_and_none_without(capsys):
         ({"reason": "non-zero exit", "exitCode": 3, "message": ""}, "exit code 3"),
         ({"reason": "could not start", "exitCode": None, "message": "cannot start"}, "could not start: cannot start"),
         ({"reason": None, "message": None}, "FAILED"),
+        *(({"reason": reason, "exitCode": None, "message": "its keeper ended with exit code -9\n07:31 the command runs\n"},
+           f"{reason}: its keeper ended with exit code -9")
+          for reason in ("keeper lost", "job lost", "could not start", "mount", "version")),
     ],
 )  # fmt: skip
 def test_a_failed_trial_is_told_on_one_line(changed, says):
@@ -103,7 +109,11 @@ def test_a_failed_trial_is_told_on_one_line(changed, says):
 @pytest.mark.parametrize(
     ("summary", "says"),
     [
-        (a_summary("DONE", counts={"SUCCEEDED": 1, "FAILED": 19}), None),
+        (a_summary("DONE", counts={"SUCCEEDED": 1, "FAILED": 19}, best=BEST), None),
+        (a_summary("DONE", counts={"SUCCEEDED": 20}, best=BEST, latestWithoutResult=SILENT), None),
+        (a_summary("DONE", counts={"SUCCEEDED": 19, "FAILED": 1}, latestFailures=[a_trial()], latestWithoutResult=SILENT),
+         "cannot find a best trial of experiment GvTf2bVe: none of 20 trials has a value; the last one that succeeded (s1Ent): "
+         "it reported no final result; call nni_sdk.report_final_result()"),
         (a_summary("DONE", counts={"FAILED": 3}, latestFailures=[a_trial()]),
          "cannot finish experiment GvTf2bVe: none of 3 trials succeeded; the last one (aB3dE): exit code 1: ModuleNotFoundError"),
         (a_summary("DONE", counts={"USER_CANCELED": 3}),
@@ -113,9 +123,20 @@ def test_a_failed_trial_is_told_on_one_line(changed, says):
          "cannot finish experiment GvTf2bVe: the tuner failed. (KeyError: 1)"),
     ],
 )  # fmt: skip
-def test_only_a_finished_experiment_with_a_success_is_a_success(summary, says):
+def test_only_a_finished_experiment_with_a_value_is_a_success(summary, says):
     problem = watch.verdict(summary)
     assert problem is None if says is None else str(problem).startswith(says)
+
+
+def test_a_success_without_a_value_says_what_it_lacks_once_for_all_trials_that_lack_it(capsys):
+    lines = watch._Lines()
+    for trial in (SILENT, SILENT | {"id": "other"}):
+        summary = a_summary(counts={"SUCCEEDED": 1}, latestWithoutResult=trial)
+        lines.show(summary)
+    assert capsys.readouterr().err == f"WARNING: trial s1Ent succeeded without a value: {NO_FINAL_RESULT}\n"
+    assert "no value trial other: it reported no final result; " in " ".join(drawn(summary).split())
+    assert watch.trial_cells(SILENT)[2].endswith(f"  ({NO_FINAL_RESULT})")
+    assert watch.trial_cells(BEST)[2].endswith('"a[b]"}')
 
 
 @pytest.mark.parametrize(

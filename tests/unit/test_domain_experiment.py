@@ -42,7 +42,13 @@ from nni_manager.domain.experiment import (
     TunerFailed,
     UsageReported,
 )
-from nni_manager.domain.trial import FINAL_STATE, Trial, TrialState
+from nni_manager.domain.trial import (
+    FINAL_STATE,
+    NO_FINAL_RESULT,
+    NO_NUMBER_IN_FINAL_RESULT,
+    Trial,
+    TrialState,
+)
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 
@@ -553,6 +559,19 @@ def test_a_final_result_without_a_number_is_kept_and_is_no_result_to_the_tuner(a
     assert search.trial("t0").final == value
     assert search.told == [TellTuner(0, None)]
     assert search.experiment.best is None
+    assert search.trial("t0").message == NO_NUMBER_IN_FINAL_RESULT
+    assert search.experiment.latest_without_result is search.trial("t0")
+
+
+def test_a_success_without_a_final_result_says_so_also_after_a_restart(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=2)
+    search.run(search.suggest(), None)
+    search.run(search.suggest(), "0.5")
+    silent = search.trial("t0")
+    assert (silent.state, silent.value, silent.message) == (TrialState.SUCCEEDED, None, NO_FINAL_RESULT)
+    assert search.trial("t1").message == ""
+    assert search.experiment.latest_without_result is silent
+    assert restored(search).experiment.latest_without_result is silent
 
 
 @pytest.mark.parametrize(("maximize", "best"), [(True, "t1"), (False, "t2")])

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.cli.client import ManagerClient, ManagerSilent
 from nni_manager.errors import NniManagerError, UserMistake
-from nni_manager.store.folders import ExperimentFolder, ExperimentUnknown, ManagerProcess, Registry
+from nni_manager.store.folders import (
+    ExperimentFolder,
+    ExperimentUnknown,
+    FolderUnreadable,
+    ManagerProcess,
+    Registry,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownExperiment:
-    """One experiment, and the manager that owned it a moment ago; None when none did."""
+    """One experiment, and the manager that owned it a moment ago; None when none did.
+
+    `problem`: what is wrong with its folder, for people; empty when nothing is.
+    """
 
     folder: ExperimentFolder
     manager: ManagerProcess | None
+    problem: str = ""
 
     @property
     def experiment_id(self) -> str:
         """The experiment's id."""
         return self.folder.experiment_id
+
+    def running_process(self) -> ManagerProcess | None:
+        """The manager that owns it now; None when none does."""
+        now = _look(self.folder)
+        return None if now is None else now.manager
 
     def client(self) -> ManagerClient | None:
         """Calls to its manager; None when none runs."""
@@ -49,6 +65,8 @@ class KnownExperiment:
         except NniManagerError as error:
             # One spoilt database must not hide the other experiments.
             known |= {"status": "UNREADABLE", "problem": str(error)}
+        if self.problem:
+            known |= {"problem": self.problem} | ({} if self.manager else {"status": "UNREADABLE"})
         return known | {
             "managerIsRunning": self.manager is not None,
             "pid": self.manager and self.manager.pid,
@@ -58,8 +76,54 @@ class KnownExperiment:
 
 
 def known_experiments() -> list[KnownExperiment]:
-    """All experiments of this user, by id."""
-    return [KnownExperiment(folder, folder.running_process()) for folder in Registry.of_user().all()]
+    """All experiments of this user that have a folder or a manager, by id."""
+    looks = [_look(folder) for folder in Registry.of_user().all()]
+    return [known for known in looks if known is not None]
+
+
+def spoilt_lines() -> list[dict[str, Any]]:
+    """What a list shows of those that nothing is known of but that they were there."""
+    return [
+        {"id": name, "status": "UNREADABLE", "problem": problem}
+        | {"managerIsRunning": False, "pid": None, "port": None, "logDir": None}
+        for name, problem in Registry.of_user().spoilt().items()
+    ]
+
+
+def _look(folder: ExperimentFolder) -> KnownExperiment | None:
+    """None: nothing is stored of it any more, and no manager runs."""
+    try:
+        manager, has_database = folder.running_process(), folder.has_database()
+    except FolderUnreadable as error:
+        return KnownExperiment(folder, _manager_by_command_line(folder), str(error))
+    if has_database:
+        return KnownExperiment(folder, manager)
+    # A manager outlives its folder: it holds its ports, and its trials run.
+    manager = manager or _manager_by_command_line(folder)
+    if manager is None:
+        return None
+    name = folder.experiment_id
+    return KnownExperiment(
+        folder,
+        manager,
+        f"cannot store anything: {folder.path} was deleted; `nnictl stop {name}` ends its manager",
+    )
+
+
+def _manager_by_command_line(folder: ExperimentFolder) -> ManagerProcess | None:
+    """The manager of a folder that cannot tell it."""
+    import psutil
+
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        options = dict(itertools.pairwise(words))
+        if (
+            (options.get("-m"), options.get("--folder")) == ("nni_manager", str(folder.path))
+            and "--host" in options
+            and options.get("--port", "").isdecimal()
+        ):
+            return ManagerProcess(process.pid, options["--host"], int(options["--port"]), "unknown")
+    return None
 
 
 def running_experiments() -> list[KnownExperiment]:
@@ -72,7 +136,7 @@ def resolve(given: str | None) -> KnownExperiment:
 
     Raises:
         ExperimentUnknown: there is none.
-        UserMistake: there are several.
+        UserMistake: there are several, or nothing can be read of it.
     """
     known = known_experiments()
     if given is None:
@@ -89,6 +153,9 @@ def resolve(given: str | None) -> KnownExperiment:
         return running[0]
     matching = beginning_with(given, known)
     if not matching:
+        spoilt = Registry.of_user().spoilt()
+        if given in spoilt:
+            raise UserMistake(spoilt[given])
         ids = [each.experiment_id for each in known]
         near = difflib.get_close_matches(given, ids, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -99,6 +166,8 @@ def resolve(given: str | None) -> KnownExperiment:
         raise UserMistake(
             f"cannot tell which experiment {given!r} is; write more of one of {_listed(matching)}"
         )
+    if matching[0].problem and matching[0].manager is None:
+        raise UserMistake(matching[0].problem)
     return matching[0]
 
 

@@ -21,6 +21,7 @@ from nni_manager.cli.experiments import (
     known_experiments,
     resolve,
     running_experiments,
+    spoilt_lines,
     stored_status,
 )
 from nni_manager.errors import NniManagerError, UserMistake
@@ -269,7 +270,7 @@ def _stay(known: KnownExperiment) -> int:
 
     summary = watch.follow(known)
     watch.show_results(summary, known)
-    if known.folder.running_process() is not None:
+    if known.running_process() is not None:
         stop_experiment(known, output.info)
     problem = watch.verdict(summary)
     if problem is not None:
@@ -283,7 +284,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
 
     name = known.experiment_id
     try:
-        if known.folder.running_process() is not None:
+        if known.running_process() is not None:
             output.info(f"Stopping experiment {name} (Ctrl-C once more leaves its trials running)")
             stop_experiment(known, output.info)
         output.info(f"Stop experiment success. `nnictl resume {name}` goes on with it.")
@@ -392,6 +393,8 @@ def experiment() -> None:
 def list_experiments(all_of_them: bool, as_json: bool) -> None:
     """List the experiments of this user."""
     lines = [known.line() for known in (known_experiments() if all_of_them else running_experiments())]
+    if all_of_them:
+        lines = sorted(lines + spoilt_lines(), key=lambda line: str(line["id"]))
     if as_json:
         output.print_json(lines)
         return
@@ -491,15 +494,7 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     if not shown:
         output.info(f"Experiment {known.experiment_id} has no trials yet")
         return
-    rows = []
-    for each in shown:
-        value, duration, parameters = watch.trial_cells(each)
-        rest = (
-            f"{parameters}  ({watch.why(each)})"
-            if each["state"] == "FAILED"
-            else parameters
-        )  # fmt: skip
-        rows.append([str(each["sequenceId"]), each["id"], each["state"], value, duration, rest])
+    rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
     headings = ["no.", "trial", "state", "value", "time", "parameters"]
     output.console().print(output.table(headings, rows, right=("no.", "value", "time")))
 
@@ -591,6 +586,8 @@ def _print_log(path: Path, manager_log: Path, head: int | None, tail: int | None
 @click.option("--path", "-p", "path_only", is_flag=True, help="Print where the file is, not what is in it.")
 def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path_only: bool) -> None:
     """Print what a trial wrote, in its newest attempt."""
+    from nni_manager.cli import watch
+
     known = resolve(experiment_id)
     trials = known.trials()
     if trial_id is None:
@@ -605,7 +602,7 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
         )
     path = _trial_log(known, trial_id, stream)
     if path is None:
-        why = f" ({asked['message'].strip().splitlines()[-1]})" if asked["message"].strip() else ""
+        why = f" ({watch.why(asked)})" if asked["message"].strip() else ""
         raise UserMistake(
             f"cannot show {stream} of trial {trial_id}: it is {asked['state']} and has written nothing{why}; "
             f"see what the manager did in {known.folder.manager_log}"

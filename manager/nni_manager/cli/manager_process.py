@@ -197,19 +197,21 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         client.summary()
         client.delete("/experiment")
     except ManagerSilent as error:
-        if not known.folder.running_process():
+        if not known.running_process():
             return
         leave(known)
         raise ManagerStuck(
             f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was ended by a signal; "
             f"trials may go on: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
         ) from error
-    if not _wait_until_gone(known.folder, STOPPED_WITHIN_S, client, report):
+    if not _wait_until_gone(known, STOPPED_WITHIN_S, client, report):
         leave(known)
         raise ManagerStuck(
             f"cannot stop all trials of experiment {known.experiment_id} within {STOPPED_WITHIN_S:.0f} s: "
             f"its manager was ended by a signal; trials may go on: `nnictl resume {known.experiment_id}` finds them"
         )
+    if not known.folder.path.exists():
+        Registry.of_user().remove(known.experiment_id)
 
 
 def leave(known: KnownExperiment) -> None:
@@ -218,7 +220,7 @@ def leave(known: KnownExperiment) -> None:
     Raises:
         ManagerStuck: it does not end.
     """
-    process = known.folder.running_process()
+    process = known.running_process()
     if process is None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -226,7 +228,7 @@ def leave(known: KnownExperiment) -> None:
         # A manager that is just starting has not written its pid yet; what stands there may be anybody's by now.
         if str(known.folder.path) in owner.cmdline():
             owner.terminate()
-    if not _wait_until_gone(known.folder, _LEFT_WITHIN_S):
+    if not _wait_until_gone(known, _LEFT_WITHIN_S):
         raise ManagerStuck(
             f"cannot end the manager of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
             f"end it with `kill -9 {process.pid}`: nothing stored is lost, and `nnictl resume {known.experiment_id}` goes on"
@@ -234,15 +236,15 @@ def leave(known: KnownExperiment) -> None:
 
 
 def _wait_until_gone(
-    folder: ExperimentFolder,
+    known: KnownExperiment,
     within_s: float,
     client: ManagerClient | None = None,
     report: Callable[[str], None] = output.info,
 ) -> bool:
-    process = folder.running_process()
+    process = known.running_process()
     now_s = time.monotonic()
     gives_up_at_s, reports_at_s = now_s + within_s, now_s + _REPORT_EVERY_S
-    while folder.running_process() is not None:
+    while known.running_process() is not None:
         now_s = time.monotonic()
         if now_s > gives_up_at_s:
             return False

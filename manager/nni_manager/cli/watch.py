@@ -25,6 +25,8 @@ _OVER = ("DONE", "ERROR", "STOPPED")
 _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
 _WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
+# Their message begins with what happened, and what the trial wrote follows. Others are what the trial wrote alone.
+_NOT_OF_THE_TRIAL = ("keeper lost", "job lost", "could not start", "mount", "version")
 # A manager that is busy for longer than this is not just busy.
 _SILENT_FOR_S = 30.0
 
@@ -35,6 +37,10 @@ class ManagerGone(TryAgain):
 
 class NothingSucceeded(UserMistake):
     """cannot finish the experiment; see why its trials failed"""
+
+
+class NoResults(UserMistake):
+    """cannot find a best trial: none reported a number; report one with nni_sdk.report_final_result()"""
 
 
 class View(Protocol):
@@ -68,7 +74,7 @@ def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S) -> Summary:
                 summary: Summary = client.summary()
                 answered_at_s = time.monotonic()
             except ManagerSilent as error:
-                if known.folder.running_process() is None:
+                if known.running_process() is None:
                     return _summary_without_manager(known, view)
                 if time.monotonic() - answered_at_s > _SILENT_FOR_S:
                     raise ManagerGone(
@@ -111,13 +117,14 @@ def of_all(summary: Summary) -> str:
 
 
 def why(trial: Document) -> str:
-    """Why a trial failed, on one line: how it ended, and the last line it wrote to stderr."""
+    """Why a trial failed, on one line: how it ended, and what happened to it or the last line it wrote to stderr."""
     reason, code = str(trial["reason"] or trial["state"]), trial["exitCode"]
     how = {"non-zero exit": f"exit code {code}", "signal": f"signal {(code or 128) - 128}"}.get(
         reason, reason
     )
     lines = (trial["message"] or "").strip().splitlines()
-    return f"{how}: {lines[-1].strip()}" if lines else how
+    telling = 0 if reason in _NOT_OF_THE_TRIAL else -1
+    return f"{how}: {lines[telling].strip()}" if lines else how
 
 
 class _Lines:
@@ -140,6 +147,11 @@ class _Lines:
             if trial["id"] not in self._told:
                 self._told.add(trial["id"])
                 output.warning(f"trial {trial['id']} failed: {why(trial)}")
+        silent = summary["latestWithoutResult"]
+        if silent is not None and silent["message"] not in self._told:
+            # Once for each reason: two hundred trials of one script all lack the same.
+            self._told.add(silent["message"])
+            output.warning(f"trial {silent['id']} succeeded without a value: {silent['message']}")
         for problem in [summary["problem"], *summary["errors"]]:
             if problem and problem not in self._told:
                 self._told.add(problem)
@@ -209,6 +221,9 @@ def draw(summary: Summary) -> RenderableType:
         grid.add_row("", Text(output.parameters(best["parameters"]), style="dim"))
     for trial in summary["latestFailures"][:1]:
         grid.add_row("last failure", Text(f"trial {trial['id']}: {why(trial)}", style="red"))
+    silent = summary["latestWithoutResult"]
+    if silent is not None:
+        grid.add_row("no value", Text(f"trial {silent['id']}: {silent['message']}", style="yellow"))
     for problem in [summary["problem"], *summary["errors"]]:
         if problem:
             grid.add_row("problem", Text(problem.strip().splitlines()[0], style="red"))
@@ -222,11 +237,16 @@ def _time(summary: Summary) -> str:
 
 
 def trial_cells(trial: Document) -> list[str]:
-    """A trial as a row: value, how long it took, parameters."""
+    """A trial as a row: value, how long it took, parameters; and, where there is no value, what went wrong."""
     duration = ""
     if "startTime" in trial and "endTime" in trial:
         duration = output.duration((trial["endTime"] - trial["startTime"]) / 1000)
-    return [output.number(trial["value"]), duration, output.parameters(trial["parameters"])]
+    parameters = output.parameters(trial["parameters"])
+    if trial["state"] == "FAILED":
+        parameters += f"  ({why(trial)})"
+    elif trial["state"] == "SUCCEEDED" and trial["value"] is None:
+        parameters += f"  ({trial['message']})"
+    return [output.number(trial["value"]), duration, parameters]
 
 
 def show_results(summary: Summary, known: KnownExperiment) -> None:
@@ -246,7 +266,7 @@ def show_results(summary: Summary, known: KnownExperiment) -> None:
 
 
 def verdict(summary: Summary) -> NniManagerError | None:
-    """Why the experiment did not do what it was made for; None when it is DONE and at least one trial succeeded."""
+    """Why the experiment did not do what it was made for; None when it is DONE and at least one trial has a value."""
     name = summary["id"]
     if summary["status"] == "ERROR":
         # A traceback's last line is what was raised.
@@ -260,8 +280,14 @@ def verdict(summary: Summary) -> NniManagerError | None:
             f"cannot finish experiment {name}: it was stopped after {of_all(summary)} trials; "
             f"`nnictl resume {name}` goes on"
         )
-    if summary["counts"]["SUCCEEDED"]:
+    if summary["best"] is not None:
         return None
+    silent = summary["latestWithoutResult"]
+    if silent is not None:
+        return NoResults(
+            f"cannot find a best trial of experiment {name}: none of {ended(summary)} trials has a value; "
+            f"the last one that succeeded ({silent['id']}): {silent['message']}"
+        )
     failures = summary["latestFailures"]
     if not failures:
         return NothingSucceeded(

@@ -318,6 +318,8 @@ class Experiment:
     """The best trials that succeeded, best first; no more than TOP_TRIALS."""
     latest_failures: deque[Trial] = field(default_factory=lambda: deque(maxlen=LATEST_FAILURES))
     """The last trials that failed, newest first."""
+    latest_without_result: Trial | None = None
+    """The last trial that succeeded without a number to learn from."""
     keeper_has_matched: bool = False
     silence: Silence = field(default_factory=Silence)
     _running_since_s: float | None = None
@@ -515,7 +517,9 @@ class Experiment:
     def _note_outcome(self, trial: Trial) -> None:
         if trial.state is TrialState.FAILED:
             self.latest_failures.appendleft(trial)
-        elif trial.state is TrialState.SUCCEEDED and trial.value is not None:
+        elif trial.is_without_result:
+            self.latest_without_result = trial
+        elif trial.state is TrialState.SUCCEEDED:
             insort(self.top, trial, key=self._rank)
             del self.top[TOP_TRIALS:]
 

@@ -55,6 +55,15 @@ FINAL_STATE: dict[ExitReason, TrialState] = {
 }
 FINAL_STATES = frozenset(FINAL_STATE.values())
 
+# What is said of a trial that succeeded and that the tuner can learn nothing from.
+NO_FINAL_RESULT = (
+    "it reported no final result; call nni_sdk.report_final_result() in the training code, with a number"
+)
+NO_NUMBER_IN_FINAL_RESULT = (
+    "its final result has no finite number the tuner could use; report a number, "
+    'or a dict with a number under "default"'
+)
+
 
 class TrialEvent(Enum):
     """What can happen to a trial."""
@@ -127,8 +136,15 @@ class Trial:
             self.state = following
         elif self.reason is not None:
             self.state = FINAL_STATE[self.reason]
+            if self.is_without_result:
+                self.message = NO_FINAL_RESULT if self.final is None else NO_NUMBER_IN_FINAL_RESULT
         else:
             raise KeyError(f"trial {self.trial_id} is closed without a reason")
+
+    @property
+    def is_without_result(self) -> bool:
+        """Whether it succeeded, and yet gave the tuner nothing to learn from; `message` says why."""
+        return self.state is TrialState.SUCCEEDED and self.value is None
 
     def counts(self, key: AttemptKey) -> bool:
         """Whether this attempt's records are the trial's: only those of the newest attempt are."""

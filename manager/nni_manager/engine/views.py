@@ -178,7 +178,7 @@ def metadata_view(picture: Picture) -> dict[str, Any]:
 
 def summary_view(picture: Picture) -> dict[str, Any]:
     """Everything a person wants to see at a glance, in one small answer."""
-    experiment = picture.experiment
+    experiment, without = picture.experiment, picture.experiment.latest_without_result
     return {
         "id": experiment.experiment_id,
         "name": picture.config.experiment_name,
@@ -195,6 +195,7 @@ def summary_view(picture: Picture) -> dict[str, Any]:
         "best": trial_view(picture, experiment.best) if experiment.best is not None else None,
         "top": [trial_view(picture, trial) for trial in experiment.top],
         "latestFailures": [trial_view(picture, trial) for trial in experiment.latest_failures],
+        "latestWithoutResult": None if without is None else trial_view(picture, without),
         "keepers": picture.keepers,
         "startTime": _ms(picture.created_at_s),
         "endTime": _ms(picture.ended_at_s) if experiment.state.is_over else None,

@@ -24,6 +24,10 @@ class ExperimentTaken(UserMistake):
     """cannot own the experiment: another manager does; stop that one first"""
 
 
+class FolderUnreadable(UserMistake):
+    """cannot read what is known of the experiment; see to the file that the message names"""
+
+
 @dataclass(frozen=True, slots=True)
 class ManagerProcess:
     """The manager that owns an experiment, or the last one that did."""
@@ -89,6 +93,10 @@ class ExperimentFolder:
     def _process_json(self) -> Path:
         return self.path / "manager-process.json"
 
+    @property
+    def _lock(self) -> Path:
+        return self.path / "owner.lock"
+
     def make(self) -> None:
         """Make the folder of a new experiment, closed to other users.
 
@@ -105,21 +113,61 @@ class ExperimentFolder:
         replace_file(self._process_json, json.dumps(asdict(process)).encode())
 
     def process(self) -> ManagerProcess | None:
-        """Who owns the experiment, or did so last; None before the first manager was ready."""
+        """Who owns the experiment, or did so last; None before the first manager was ready, or when nobody can tell."""
+        with contextlib.suppress(FolderUnreadable):
+            return self._read_process()
+        return None
+
+    def _read_process(self) -> ManagerProcess | None:
         try:
             return ManagerProcess(**json.loads(self._process_json.read_bytes()))
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise FolderUnreadable(
+                f"cannot read {self._process_json}: {error.strerror}; give yourself the right to read it"
+            ) from error
+        except (ValueError, TypeError) as error:
+            raise FolderUnreadable(
+                f"cannot read {self._process_json}: no manager wrote this; "
+                f"stop the manager of {self.experiment_id} and `nnictl resume {self.experiment_id}`"
+            ) from error
 
     def running_process(self) -> ManagerProcess | None:
-        """The manager that owns the experiment now; None when there is none."""
-        with self._lock_file() as descriptor:
-            try:
-                # Shared: two who look at the same time are not taken for owners by each other.
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return self.process()
+        """The manager that owns the experiment now; None when there is none.
+
+        Raises:
+            FolderUnreadable: nobody can tell.
+        """
+        try:
+            # Only for reading: a mount may be read-only for those who look.
+            with self._lock_file(os.O_RDONLY) as descriptor:
+                try:
+                    # Shared: two who look at the same time are not taken for owners by each other.
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return self._read_process()
+        except FileNotFoundError:
+            return None  # nobody has ever owned it, or it is gone
+        except OSError as error:
+            raise FolderUnreadable(
+                f"cannot tell whether experiment {self.experiment_id} runs: {error.filename or self._lock}: "
+                f"{error.strerror}; give yourself the right to read it"
+            ) from error
         return None
+
+    def has_database(self) -> bool:
+        """Whether there is anything stored of the experiment.
+
+        Raises:
+            FolderUnreadable: nobody can tell.
+        """
+        try:
+            return self.database.is_file()
+        except OSError as error:
+            raise FolderUnreadable(
+                f"cannot look into {self.path}: {error.strerror}; give yourself the right to read it"
+            ) from error
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
@@ -129,7 +177,7 @@ class ExperimentFolder:
             ExperimentTaken: another process owns it.
         """
         gives_up_at_s = time.monotonic() + _OWNED_WITHIN_S
-        with self._lock_file() as descriptor:
+        with self._lock_file(os.O_RDWR | os.O_CREAT) as descriptor:
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,8 +196,8 @@ class ExperimentFolder:
             yield
 
     @contextlib.contextmanager
-    def _lock_file(self) -> Iterator[int]:
-        descriptor = os.open(self.path / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _lock_file(self, flags: int) -> Iterator[int]:
+        descriptor = os.open(self._lock, flags | os.O_CLOEXEC, 0o600)
         try:
             yield descriptor
         finally:
@@ -178,12 +226,25 @@ class Registry:
         self._entry(experiment_id).unlink(missing_ok=True)
 
     def all(self) -> list[ExperimentFolder]:
-        """Every experiment whose folder is still there, by id."""
+        """The folder of every experiment, by id, whether it is still there or not. What cannot be read is in `spoilt`."""
+        return [found for _, found in self._entries() if isinstance(found, ExperimentFolder)]
+
+    def spoilt(self) -> dict[str, str]:
+        """What is wrong with each entry that names no folder, by the experiment's id."""
+        return {name: found for name, found in self._entries() if isinstance(found, str)}
+
+    def _entries(self) -> Iterator[tuple[str, ExperimentFolder | str]]:
         if not self.folder.is_dir():
-            return []
-        entries = sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".json")
-        folders = [ExperimentFolder(Path(json.loads(entry.read_bytes())["folder"])) for entry in entries]
-        return [folder for folder in folders if folder.database.is_file()]
+            return
+        for entry in sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".json"):
+            try:
+                yield entry.stem, ExperimentFolder(Path(json.loads(entry.read_bytes())["folder"]))
+            except (OSError, ValueError, TypeError, KeyError):
+                yield (
+                    entry.stem,
+                    f"cannot read {entry}: it does not name the experiment's folder; "
+                    f'write {{"folder": "<logDir>/{entry.stem}"}} into it, or remove it',
+                )
 
     def _entry(self, experiment_id: str) -> Path:
         return self.folder / f"{experiment_id}.json"
