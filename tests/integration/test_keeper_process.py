@@ -646,6 +646,18 @@ def test_a_keeper_whose_standard_descriptors_are_closed_works(site):
         assert site.manager.stored(stream) == site.file(stream), stream
 
 
+def test_an_end_that_overtakes_the_last_log_chunks_closes_nothing_too_early(site):
+    site.manager.commits = False  # so the windows of the logs stay full
+    site.add_trial("head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 3")
+    keeper = site.start_keeper(collect_logs=True)
+    ended = site.manager.wait_for_message(TrialEnded)
+    assert site.manager.arrived(Stream.STDOUT) < ended.final_sizes[Stream.STDOUT]
+    site.manager.commit_again()
+    assert keeper.wait() == 3
+    for stream in Stream:
+        assert site.manager.stored(stream) == site.file(stream), stream
+
+
 # ---- size
 
 
