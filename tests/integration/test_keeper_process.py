@@ -165,6 +165,8 @@ DUMP = 'env -0 > "$NNI_OUTPUT_DIR/environ"; pwd; cat'
 
 def test_a_trial_finds_the_containers_variables_and_its_own_and_none_of_the_keepers(site):
     site.environ["GREETING"] = "a 'b' \"c\" $HOME\n=é"
+    path = [entry for entry in site.environ.get("PYTHONPATH", "").split(":") if entry] + ["/opt/mine", "src"]
+    site.environ["PYTHONPATH"] = ":".join(path)
     site.add_trial(DUMP)
     assert site.start_keeper().wait() == 0
     environ = trial_environ(site)
@@ -186,7 +188,8 @@ def test_a_trial_finds_the_containers_variables_and_its_own_and_none_of_the_keep
         name: value for name, value in environ.items() if not name.startswith("NNI_") and name not in of_bash
     }
     container = {name: value for name, value in site.environ.items() if name not in of_bash}
-    assert own == container | {"PYTHONUNBUFFERED": "1"}
+    path.append(str(site.workspace.sdk))
+    assert own == container | {"PYTHONPATH": ":".join(path), "PYTHONUNBUFFERED": "1"}
 
 
 def test_a_trial_starts_in_its_code_folder_with_nothing_on_stdin(site):
@@ -642,6 +645,18 @@ def test_a_keeper_whose_standard_descriptors_are_closed_works(site):
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert len(site.file(Stream.STDOUT)) == 5 * 1024 * 1024
+    for stream in Stream:
+        assert site.manager.stored(stream) == site.file(stream), stream
+
+
+def test_an_end_that_overtakes_the_last_log_chunks_closes_nothing_too_early(site):
+    site.manager.commits = False  # so the windows of the logs stay full
+    site.add_trial("head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 3")
+    keeper = site.start_keeper(collect_logs=True)
+    ended = site.manager.wait_for_message(TrialEnded)
+    assert site.manager.arrived(Stream.STDOUT) < ended.final_sizes[Stream.STDOUT]
+    site.manager.commit_again()
+    assert keeper.wait() == 3
     for stream in Stream:
         assert site.manager.stored(stream) == site.file(stream), stream
 

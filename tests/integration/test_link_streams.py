@@ -9,7 +9,8 @@ from trial_keeper.core.events import LinkLost, LinkOpened
 from trial_keeper.host.link import ManagerLink
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import keeper_message_from_pb, manager_message_to_pb
-from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, Welcome
+from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, TrialEnded, Welcome
+from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
 from trial_keeper.wire.workspace import ManagerDocument, Workspace
 
@@ -113,5 +114,42 @@ async def reopen(folder, ticks):
             await asyncio.sleep(0)
         assert brought == [HELLO, *chunks]
         link.drop("enough")
+    await link.close()
+    await server.stop(None)
+
+
+def test_messages_and_metrics_go_ahead_of_logs_that_wait(tmp_path):
+    asyncio.run(asyncio.wait_for(overtake(tmp_path), 60))
+
+
+async def overtake(folder):
+    server, servicer = grpc.aio.server(), Recording()
+    add_KeeperServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    workspace = Workspace(folder)
+    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
+    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
+    events: asyncio.Queue[object] = asyncio.Queue()
+    link = ManagerLink(workspace, settings, events.put_nowait)
+    link.open(HELLO)
+    assert isinstance(await events.get(), LinkOpened)
+    key = AttemptKey("aBcDe", 0, "main-0")
+    logs = [
+        Chunk(key, stream, number * 64 * 1024, bytes(64 * 1024))
+        for number in range(8)
+        for stream in (Stream.STDOUT, Stream.STDERR, Stream.KEEPER)
+    ]
+    urgent = [
+        Chunk(key, Stream.METRICS, 0, b"a metric"),
+        TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 18}),
+        Chunk(key, Stream.METRICS, 8, b"the last 1"),
+    ]
+    for message in (*logs, *urgent):  # in one go: a whole window, and what is reported a moment later
+        link.send(message)
+    (brought,) = servicer.streams
+    while len(brought) < 1 + len(logs) + len(urgent):
+        await asyncio.sleep(0)
+    assert brought == [HELLO, *urgent, *logs]
     await link.close()
     await server.stop(None)

@@ -6,14 +6,15 @@ import pytest
 
 from trial_keeper.core.environment import trial_environ
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
 
+WORKSPACE = Workspace(Path("/mnt/exp"))
 FOLDER = AttemptFolder(Path("/mnt/exp/trials/abcde/attempts/0/worker-0"))
 
 
 def environ(container: dict[str, str] | None = None, gpu_indices: tuple[int, ...] | None = None) -> dict:
     trial = TrialDocument("abcde", 7, "python train.py", "/code/digits/", gpu_indices)
-    return trial_environ(container or {}, "expABCDE", trial, FOLDER)
+    return trial_environ(container or {}, "expABCDE", trial, FOLDER, WORKSPACE)
 
 
 def test_a_trial_sees_what_nni_promises() -> None:
@@ -25,6 +26,7 @@ def test_a_trial_sees_what_nni_promises() -> None:
         "NNI_SYS_DIR": "/mnt/exp/trials/abcde/attempts/0/worker-0",
         "NNI_OUTPUT_DIR": "/mnt/exp/trials/abcde/attempts/0/worker-0/output",
         "NNI_CODE_DIR": "/code/digits/",
+        "PYTHONPATH": "/mnt/exp/sdk",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -32,6 +34,19 @@ def test_a_trial_sees_what_nni_promises() -> None:
 def test_the_containers_own_variables_are_unchanged() -> None:
     container = {"PATH": "/opt/bin", "PAI_TASK_INDEX": "0", "EMPTY": "", "TRIAL_KEEPERS": "mine"}
     assert environ(container).items() >= container.items()
+
+
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        ("", "/mnt/exp/sdk"),
+        ("/opt/trial-keeper/sdk", "/opt/trial-keeper/sdk:/mnt/exp/sdk"),
+        ("src:/opt/lib", "src:/opt/lib:/mnt/exp/sdk"),
+    ],
+    ids=["set and empty", "one folder", "two folders"],
+)
+def test_the_sdk_comes_last_on_the_python_path(containers: str, expected: str) -> None:
+    assert environ({"PYTHONPATH": containers})["PYTHONPATH"] == expected
 
 
 def test_ours_win_over_what_an_outer_trial_left() -> None:

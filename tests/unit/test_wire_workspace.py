@@ -73,6 +73,7 @@ def test_everything_has_its_place() -> None:
     assert {
         str(WORKSPACE.manager_json): "/mnt/exp/manager.json",
         str(WORKSPACE.run_sh): "/mnt/exp/run.sh",
+        str(WORKSPACE.sdk): "/mnt/exp/sdk",
         str(trial.trial_json): "/mnt/exp/trials/abcde/trial.json",
         str(trial.parameter_cfg): "/mnt/exp/trials/abcde/parameter.cfg",
         str(attempt.path): folder,
@@ -89,6 +90,7 @@ def _all_paths(trial, attempt) -> list[Path]:
     return [
         WORKSPACE.manager_json,
         WORKSPACE.run_sh,
+        WORKSPACE.sdk,
         trial.trial_json,
         trial.parameter_cfg,
         attempt.path,

@@ -3,15 +3,21 @@
 from collections.abc import Mapping
 
 from trial_keeper.settings import without_settings
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
 
 
 def trial_environ(
-    container: Mapping[str, str], experiment_id: str, trial: TrialDocument, folder: AttemptFolder
+    container: Mapping[str, str],
+    experiment_id: str,
+    trial: TrialDocument,
+    folder: AttemptFolder,
+    workspace: Workspace,
 ) -> dict[str, str]:
     """The container's variables, without the keeper's own, and what NNI promises a trial.
 
     NNI_PLATFORM is `local` on every platform: it is what makes the real `nni` package append its metrics to a file, as ours does.
+    The workspace's nni_sdk comes last on the Python path, for a Python that has none: its folder holds nothing else, so user code
+    may pin what it likes.
     Source: NNI v3.0 trial environment variables.
     """
     environ = without_settings(container) | {
@@ -22,9 +28,15 @@ def trial_environ(
         "NNI_SYS_DIR": str(folder.path),
         "NNI_OUTPUT_DIR": str(folder.output),
         "NNI_CODE_DIR": trial.code_dir,
+        "PYTHONPATH": _appended(container.get("PYTHONPATH", ""), str(workspace.sdk)),
         "PYTHONUNBUFFERED": "1",
     }
     if trial.gpu_indices is not None:
         # An empty list would hide nothing from some CUDA versions; -1 hides all from every one.
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, trial.gpu_indices)) or "-1"
     return environ
+
+
+def _appended(path: str, folder: str) -> str:
+    # An empty entry would put the current folder on the path.
+    return f"{path}:{folder}" if path else folder

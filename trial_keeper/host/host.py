@@ -243,7 +243,9 @@ class Host:
             self._process = TrialProcess(
                 self._trial.command,
                 self._trial.code_dir,
-                trial_environ(os.environ, self._settings.experiment_id, self._trial, self._folder),
+                trial_environ(
+                    os.environ, self._settings.experiment_id, self._trial, self._folder, self._workspace
+                ),
                 self._folder.stream(Stream.STDOUT),
                 self._folder.stream(Stream.STDERR),
             )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -10,7 +11,7 @@ import grpc.aio
 from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
-from trial_keeper.wire.messages import Hello, KeeperMessage, RunTrial, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, RunTrial, Stream, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -38,6 +39,31 @@ _REFUSALS = (
 )
 
 
+class _Outgoing:
+    """What one stream has still to send, in two lanes: messages and metrics, then logs. Order inside a lane is kept.
+
+    The end of an attempt may so overtake its last log chunks; the manager waits for the sizes that it names.
+    """
+
+    def __init__(self) -> None:
+        self._urgent: deque[KeeperMessage] = deque()
+        self._logs: deque[KeeperMessage] = deque()
+        self._has_news = asyncio.Event()
+
+    def put(self, message: KeeperMessage) -> None:
+        """Queue a message. The queue is as short as the replication windows are small."""
+        is_log = isinstance(message, Chunk) and message.stream is not Stream.METRICS
+        (self._logs if is_log else self._urgent).append(message)
+        self._has_news.set()
+
+    async def take(self) -> KeeperMessage:
+        """The next message, once there is one. Nothing is lost when the caller is cancelled."""
+        while not (lane := self._urgent or self._logs):
+            self._has_news.clear()
+            await self._has_news.wait()
+        return lane.popleft()
+
+
 class ManagerLink:
     """One stream at a time. Everything that happens on it is posted as an event, in order."""
 
@@ -45,7 +71,7 @@ class ManagerLink:
         self._workspace = workspace
         self._settings = settings
         self._post = post
-        self._outgoing: asyncio.Queue[KeeperMessage] = asyncio.Queue()
+        self._outgoing = _Outgoing()
         self._task: asyncio.Task[None] | None = None
         self._tries = 0
 
@@ -54,19 +80,19 @@ class ManagerLink:
         if self._task is not None:
             self._task.cancel()
         # A stream keeps the queue it began with: one that is dying must neither take from its successor nor speak for it.
-        self._outgoing = asyncio.Queue()
-        self._outgoing.put_nowait(hello)
+        self._outgoing = _Outgoing()
+        self._outgoing.put(hello)
         self._task = asyncio.get_running_loop().create_task(self._run(self._outgoing))
 
     def send(self, message: KeeperMessage) -> None:
-        """Queue a message. The queue is as short as the replication windows are small."""
-        self._outgoing.put_nowait(message)
+        """Queue a message: behind others of its kind, and logs behind all others."""
+        self._outgoing.put(message)
 
     def drop(self, cause: str) -> None:
         """Let go of the stream that is up, without waiting for its end."""
         if self._task is not None:
             self._task.cancel()
-        self._outgoing = asyncio.Queue()
+        self._outgoing = _Outgoing()
         self._post(LinkLost(cause))
 
     async def close(self) -> None:
@@ -76,14 +102,14 @@ class ManagerLink:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _run(self, outgoing: "asyncio.Queue[KeeperMessage]") -> None:
+    async def _run(self, outgoing: _Outgoing) -> None:
         self._post_of(outgoing, await self._outcome(outgoing))
 
-    def _post_of(self, outgoing: "asyncio.Queue[KeeperMessage]", event: Event) -> None:
+    def _post_of(self, outgoing: _Outgoing, event: Event) -> None:
         if outgoing is self._outgoing:
             self._post(event)
 
-    async def _outcome(self, outgoing: "asyncio.Queue[KeeperMessage]") -> LinkLost | LinkRefused:
+    async def _outcome(self, outgoing: _Outgoing) -> LinkLost | LinkRefused:
         """Talk until the stream ends; why it did."""
         try:
             document = ManagerDocument.from_bytes(self._workspace.manager_json.read_bytes())
@@ -106,7 +132,7 @@ class ManagerLink:
                 return LinkRefused(str(error))
             return LinkLost(f"{address} closed the stream")
 
-    async def _talk(self, channel: grpc.aio.Channel, outgoing: "asyncio.Queue[KeeperMessage]") -> None:
+    async def _talk(self, channel: grpc.aio.Channel, outgoing: _Outgoing) -> None:
         metadata = ((JOB_KEY, self._settings.job_id), (TOKEN_KEY, self._settings.token))
         call = KeeperServiceStub(channel).Connect(_requests(outgoing), metadata=metadata)
         # An address where nobody listens fails at once; one that swallows packets takes the whole time.
@@ -123,9 +149,9 @@ class ManagerLink:
             response = await call.read()
 
 
-async def _requests(outgoing: "asyncio.Queue[KeeperMessage]") -> AsyncIterator[pb.ConnectRequest]:
+async def _requests(outgoing: _Outgoing) -> AsyncIterator[pb.ConnectRequest]:
     while True:
-        yield keeper_message_to_pb(await outgoing.get())
+        yield keeper_message_to_pb(await outgoing.take())
 
 
 async def _connected(channel: grpc.aio.Channel, address: str) -> None:

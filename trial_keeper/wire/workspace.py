@@ -3,6 +3,7 @@
     <mount>/<experiment id>/
         manager.json                        written by the manager: its version and addresses
         run.sh                              what a job runs
+        sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
             attempts/<n>/<task>/            written by one keeper; the trial's NNI_SYS_DIR
@@ -114,6 +115,11 @@ class Workspace:
     def run_sh(self) -> Path:
         """The script that every job runs."""
         return self.root / "run.sh"
+
+    @property
+    def sdk(self) -> Path:
+        """The folder that is put on a trial's Python path: it holds the package nni_sdk and nothing else."""
+        return self.root / "sdk"
 
     @property
     def trials(self) -> Path:

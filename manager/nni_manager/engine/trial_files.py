@@ -4,7 +4,9 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import nni_sdk
 from nni_manager.domain.trial import Trial
 from nni_manager.training_services.base import Placement
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
@@ -23,9 +25,19 @@ STORAGE_LAG_S = 6.0
 
 
 def write_experiment(workspace: Workspace, document: ManagerDocument, run_script: str) -> None:
-    """What every job needs."""
+    """What every job needs. Trials of an earlier manager may be running, and reading it."""
+    _write_sdk(workspace.sdk / "nni_sdk")
     replace_file(workspace.run_sh, run_script.encode())
     replace_file(workspace.manager_json, document.to_bytes())
+
+
+def _write_sdk(folder: Path) -> None:
+    """The nni_sdk of this manager, for trials whose Python has none. A file that is right already is left alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in Path(nni_sdk.__file__).parent.glob("*.py"):
+        content, copy = source.read_bytes(), folder / source.name
+        if not copy.is_file() or copy.read_bytes() != content:
+            replace_file(copy, content)
 
 
 def write_trial(workspace: Workspace, trial: Trial, command: str, placement: Placement) -> None:

@@ -1,0 +1,35 @@
+"""A trial whose Python is not the manager's and has no nni_sdk, as with `.venv/bin/nnictl` and no activated shell."""
+
+import os
+import subprocess
+import venv
+
+from trial_keeper.wire.messages import Stream
+
+TRAIN = """
+import sys
+import nni_sdk
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(x)
+nni_sdk.report_final_result(x)
+print(nni_sdk.__file__)
+"""
+
+
+def test_a_python_without_the_sdk_reports_through_the_workspaces(a_real_experiment, tmp_path):
+    venv.create(tmp_path / "other", symlinks=True)
+    python = tmp_path / "other" / "bin" / "python"
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = subprocess.run([python, "-c", "import nni_sdk"], env=clean, capture_output=True, cwd=tmp_path)
+    assert b"No module named 'nni_sdk'" in alone.stderr
+    # Of whatever path the tests themselves run with, only the last entry is left to the trial.
+    command = f'PYTHONPATH="${{PYTHONPATH##*:}}" {python} train.py'
+    experiment = a_real_experiment(TRAIN, maxTrialNum=2, trial={"command": command, "codeDir": "."})
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    trials = experiment.get("/trial-jobs")
+    assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 2, trials
+    sdk = experiment.folder.workspace.sdk / "nni_sdk" / "__init__.py"
+    for trial in trials:
+        assert [row.is_final for row in experiment.rows(trial["id"])] == [False, True]
+        assert experiment.stream(trial["id"], Stream.STDOUT).read_text() == f"{sdk}\n"
