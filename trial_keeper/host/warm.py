@@ -72,7 +72,7 @@ class WarmInterpreter:
                 self._process = subprocess.Popen(
                     [python, "-u", str(_INTERPRETER), str(theirs.fileno()), *imports],
                     # A folder that no trial has, so that what came from a relative PYTHONPATH can be told.
-                    cwd="/",
+                    cwd="/proc",
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     # What modules print while they are imported is no trial's.

@@ -302,7 +302,8 @@ def _set_up(request: dict[str, Any], stdout: int, stderr: int) -> tuple[str, byt
     for name, value in request["environ"].items():
         os.environb[_bytes(name)] = _bytes(value)
     sys.argv[:] = [os.fsdecode(_bytes(word)) for word in request["argv"]]
-    sys.orig_argv = [os.fsdecode(_bytes(word)) for word in request["orig_argv"]]
+    if sys.version_info >= (3, 10):
+        sys.orig_argv = [os.fsdecode(_bytes(word)) for word in request["orig_argv"]]
     script = sys.argv[0]
     _set_path(script, previous)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -353,12 +354,10 @@ def _stream(number: int, name: str, like: Any, *, is_buffered: bool) -> io.TextI
     return stream
 
 
-def _fresh_main(script: str) -> dict[str, Any]:
-    """The namespace of a `__main__` that has just begun to run the script."""
-    # Since 3.9 the path is absolute, and only a leading ./ goes.
-    path = script
-    if sys.version_info >= (3, 9) and not os.path.isabs(script):
-        path = f"{os.getcwd()}/{script[2:] if script.startswith('./') else script}"
+def _fresh_main(script: str) -> str:
+    """Put a `__main__` in place that has just begun to run the script; the script's path as Python shows it."""
+    # Absolute since 3.9, and otherwise as it was written.
+    path = os.path.join(os.getcwd(), script) if sys.version_info >= (3, 9) else script
     main = type(sys)("__main__")
     namespace = vars(main)
     namespace.update(_BLANK_MAIN)
@@ -368,7 +367,7 @@ def _fresh_main(script: str) -> dict[str, Any]:
     if "__annotations__" in namespace:
         namespace["__annotations__"] = {}
     sys.modules["__main__"] = main
-    return namespace
+    return path
 
 
 def _hide_this_file(error: BaseException) -> None:
@@ -387,9 +386,10 @@ def _hide_this_file(error: BaseException) -> None:
 
 if __name__ == "__main__":
     _script, _source = _serve()
-    _namespace = _fresh_main(_script)
+    _path = _fresh_main(_script)
     try:
-        exec(compile(_source, _namespace["__file__"], "exec", dont_inherit=True), _namespace)
+        # No name of this file's for the namespace: it would keep the script's objects from being deleted at the end.
+        exec(compile(_source, _path, "exec", dont_inherit=True), vars(sys.modules["__main__"]))
     except SystemExit:
         raise
     except BaseException as _error:
