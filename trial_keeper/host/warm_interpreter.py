@@ -40,6 +40,7 @@ import socket  # noqa: E402
 import time  # noqa: E402
 import traceback  # noqa: E402
 import warnings  # noqa: E402
+import weakref  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,15 +100,26 @@ def _import(name: str, channel: socket.socket) -> str | None:
 
 def _impurity(channel: socket.socket) -> str | None:
     """What a fork of this process could not be given, as the end of a sentence."""
-    opened = _open_files(channel)
-    if any(target.startswith("/dev/nvidia") for target in opened) or _cuda_is_initialised():
-        return "initialises CUDA, which does not survive a fork"
-    if opened:
-        return f"leaves files open ({', '.join(opened)}), which all trials would share"
+    if _cuda_is_initialised():
+        return _USES_CUDA
+    found = _impurity_of(_open_files(channel))
+    if found is not None:
+        return found
     threads = _threads()
     if threads:
         return f"leaves {len(threads)} thread(s) running ({', '.join(threads)}), which a fork would lack"
     return None
+
+
+_USES_CUDA = "initialises CUDA, which does not survive a fork"
+
+
+def _impurity_of(opened: list[str]) -> str | None:
+    if any(target.startswith("/dev/nvidia") for target in opened):
+        return _USES_CUDA
+    # Other devices keep no place in them that could be shared.
+    shared = [target for target in opened if not target.startswith("/dev/")]
+    return f"leaves files open ({', '.join(shared)}), which all trials would share" if shared else None
 
 
 def _threads() -> list[str]:
@@ -144,44 +156,20 @@ def _python_name(native_id: int) -> str | None:
 
 
 def _open_files(channel: socket.socket) -> list[str]:
-    """What is open besides the standard three and the channel. Devices keep no place that could be shared; GPUs do."""
+    """What is open besides the standard three and the channel, as the kernel names it."""
     targets = []
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != channel.fileno():
             try:
-                target = os.readlink(f"/proc/self/fd/{name}")
+                targets.append(os.readlink(f"/proc/self/fd/{name}"))
             except OSError:  # the listing's own
                 continue
-            if not target.startswith("/dev/") or target.startswith("/dev/nvidia"):
-                targets.append(target)
     return targets
 
 
 def _cuda_is_initialised() -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda is not None and bool(cuda.is_initialized())
-
-
-def _hold_until_the_end(names: set[str]) -> None:
-    """Keep the modules from being taken apart when a trial ends: it would copy every page they share with this process.
-
-    A frozen list that holds itself is never freed. What Python finds in `sys.modules` at its end it takes apart, after the last
-    of the functions registered with atexit, which is the first that was registered.
-    """
-    held = [sys.modules[name] for name in names]
-    held.append(held)  # type: ignore[arg-type]
-    _WARM.update(names)
-    gc.collect()
-    gc.freeze()
-
-
-_WARM: set[str] = set()
-
-
-@atexit.register
-def _let_go_of_modules() -> None:
-    for name in _WARM:
-        sys.modules.pop(name, None)
 
 
 # ---- a trial
@@ -194,7 +182,6 @@ def _serve() -> tuple[str, bytes]:
     channel.set_inheritable(False)
     names = sys.argv[2:]
     del sys.argv[1:]
-    present = set(sys.modules)
     if sys.version_info < (3, 8):  # noqa: UP036 - this is where an older one is told
         _refuse(
             channel, f"cannot hold {sys.executable} warm: it is older than Python 3.8; leave warmImports out"
@@ -207,7 +194,8 @@ def _serve() -> tuple[str, bytes]:
         reason = _import(name, channel)
         if reason is not None:
             _refuse(channel, reason)
-    _hold_until_the_end(set(sys.modules) - present)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, every page with an object on it
     _send(channel, ready=sys.executable)
     while True:
         request, descriptors = _receive(channel)
@@ -366,6 +354,8 @@ def _fresh_main(script: str) -> str:
     )
     if "__annotations__" in namespace:
         namespace["__annotations__"] = {}
+    _SHARED.update(sys.modules)
+    _SHARED.discard("__main__")
     sys.modules["__main__"] = main
     return path
 
@@ -384,14 +374,93 @@ def _hide_this_file(error: BaseException) -> None:
     sys.excepthook = show
 
 
+# ---- the end
+
+try:
+    import ctypes
+
+    # Not os._exit: what libraries registered with the C library is done. Not a CDLL: no other thread runs in the meantime.
+    _exit: Any = ctypes.PyDLL(None).exit
+except (ImportError, OSError, AttributeError):  # a Python built without it
+    _exit = None
+_exit_code: int | None = None
+
+
+@atexit.register
+def _end_at_once() -> None:
+    """End a trial as Python does, but for taking apart what it shares with the interpreter: that would copy every page of it.
+
+    It is registered before anything else, so it runs last: threads are joined, other functions have run. What is the trial's
+    own goes as it would: its modules, with what is deleted or flushed when they go. Where Python would have something
+    to say, it is left to Python.
+    """
+    if _exit is None or _exit_code is None or not _are_flushed():
+        return
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    own = [name for name in sys.modules if name not in _SHARED]
+    left = [weakref.ref(sys.modules.pop(name)) for name in own if type(sys.modules[name]) is type(sys)]
+    gc.collect()
+    for reference in reversed(left):
+        module = reference()
+        if module is not None:
+            _clear(vars(module))
+            del module
+    gc.collect()
+    for found in gc.get_objects():
+        if issubclass(type(found), io.IOBase):
+            try:
+                if not found.closed:
+                    found.flush()
+            except Exception:  # noqa: BLE001 - Python, too, has nothing to say then
+                pass
+    if _are_flushed():
+        _exit(_exit_code)
+
+
+_SHARED: set[str] = set()
+
+
+def _are_flushed() -> bool:
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except Exception:  # noqa: BLE001 - Python meets it again, and tells
+        return False
+    return True
+
+
+def _clear(namespace: dict[str, Any]) -> None:
+    """Source: CPython, _PyModule_ClearDict: what begins with one underscore goes first."""
+    for is_private in (True, False):
+        for name in list(namespace):
+            if (name.startswith("_") and not name.startswith("__")) is is_private and name != "__builtins__":
+                namespace[name] = None
+
+
+def _code_of(error: BaseException) -> int | None:
+    """What the process ends with after this error; None where Python does more than end."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        return error.code & 0xFF if type(error.code) is int else 1
+    return (
+        1 if isinstance(error, Exception) and getattr(sys, "excepthook", None) is sys.__excepthook__ else None
+    )
+
+
 if __name__ == "__main__":
     _script, _source = _serve()
     _path = _fresh_main(_script)
     try:
         # No name of this file's for the namespace: it would keep the script's objects from being deleted at the end.
         exec(compile(_source, _path, "exec", dont_inherit=True), vars(sys.modules["__main__"]))
-    except SystemExit:
-        raise
+        _exit_code = 0
     except BaseException as _error:
-        _hide_this_file(_error)
+        _exit_code = _code_of(_error)
+        if not isinstance(_error, SystemExit):
+            _hide_this_file(_error)
         raise
