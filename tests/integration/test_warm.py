@@ -197,6 +197,8 @@ ENDINGS = [
     "import ctypes\nctypes.CDLL(None).printf(b'of the C library')",
     "import atexit, os\natexit.register(lambda: os._exit(4))",
     "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+    "import threading\nx = 1\ndef loop():\n    while True:\n        x + 1\n"
+    "threading.Thread(target=loop, daemon=True).start()",
     "import sys\nsys.modules.clear()",
     "import sys\nsys.modules['x'] = None\nsys.modules['y'] = 5\nsys.stdout = None",
     "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",

@@ -29,6 +29,7 @@ if __name__ == "__main__":
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
 
+import _thread  # noqa: E402
 import array  # noqa: E402
 import atexit  # noqa: E402
 import gc  # noqa: E402
@@ -194,6 +195,7 @@ def _serve() -> tuple[str, bytes]:
         reason = _import(name, channel)
         if reason is not None:
             _refuse(channel, reason)
+    _rehearse()
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page with an object on it
     _send(channel, ready=sys.executable)
@@ -211,6 +213,30 @@ def _serve() -> tuple[str, bytes]:
                 return _become(request, descriptors, report_to)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+_REHEARSAL = """
+class Thing:
+    def value(self, a, b=2):
+        return [i + b for i in range(a)]
+print(f"{1 / 3:.1f}", *Thing().value(3), file=file, flush=True)
+"""
+
+
+def _rehearse() -> None:
+    """Do here, once, what each trial does: functions are bound, caches filled and memory taken before the forks, not in each.
+
+    It saves a third of a short trial's processor time.
+    """
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    json.loads(json.dumps(dict(os.environ)))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        _stream(number, name, getattr(sys, name), is_buffered=False)
+    exec(compile(_REHEARSAL, "rehearsal", "exec", dont_inherit=True), {"file": io.StringIO()})
+    _are_flushed()
 
 
 def _refuse(channel: socket.socket, text: str) -> NoReturn:
@@ -394,7 +420,8 @@ def _end_at_once() -> None:
     own goes as it would: its modules, with what is deleted or flushed when they go. Where Python would have something
     to say, it is left to Python.
     """
-    if _exit is None or _exit_code is None or not _are_flushed():
+    # A thread that is left would see its modules go; only Python can stop it before.
+    if _exit is None or _exit_code is None or _thread._count() or not _are_flushed():
         return
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
