@@ -69,6 +69,12 @@ class CommandNotStarted(UserMistake):
     exit_code: ClassVar[int] = KeeperExit.COMMAND
 
 
+class WarmStartRefused(UserMistake):
+    """A trial cannot be a fork of a warm interpreter; it is started plainly instead."""
+
+    exit_code: ClassVar[int] = KeeperExit.COMMAND
+
+
 class Refused(UserMistake):
     """The manager refused this keeper: wrong token, or a job it does not know."""
 

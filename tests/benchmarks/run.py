@@ -4,9 +4,10 @@ import sys
 
 from bench_experiment import at_rest, report_to_row, turnaround
 from bench_sdk import decode_cost, import_cost, report_cost
+from bench_warm import warm_turnaround
 from table import render
 
-MEASUREMENTS = (report_cost, import_cost, decode_cost, turnaround, report_to_row, at_rest)
+MEASUREMENTS = (report_cost, import_cost, decode_cost, turnaround, report_to_row, at_rest, warm_turnaround)
 
 
 def main() -> int:

@@ -1,0 +1,602 @@
+"""Trials as forks of a warm interpreter, beside the same scripts started plainly by the same Python."""
+
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nni_sdk.records import decode
+from trial_keeper.core.warm_command import WarmCommand, warm_command
+from trial_keeper.errors import WarmStartRefused
+from trial_keeper.host.process import adopt_orphans
+from trial_keeper.host.warm import WarmInterpreter, WarmStart
+
+pytestmark = pytest.mark.timeout(120)
+
+CONTAINER = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "LANG": "C.UTF-8"}
+TRIAL = {"PYTHONUNBUFFERED": "1", "NNI_PLATFORM": "local"}
+READY_S = 60.0
+
+
+def other_pythons():
+    """The Pythons of this machine, by version: those on the path, and pyenv's."""
+    found = {}
+    for minor in range(8, 15):
+        pyenv = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"), reverse=True)
+        candidates = [*map(str, pyenv), shutil.which(f"python3.{minor}")]
+        usable = (
+            path
+            for path in candidates
+            if path and not subprocess.run([path, "-c", "pass"], capture_output=True).returncode
+        )
+        found[minor] = next(usable, None)
+    return found
+
+
+PYTHONS = other_pythons()
+
+
+@dataclass
+class Site:
+    """A folder with a script in it, and what came of it."""
+
+    folder: Path
+
+    def write(self, source, name="train.py"):
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).write_text(source)
+
+    def warm_start(self, *arguments, python="python", environ=None, script="train.py", is_unbuffered=False):
+        return WarmStart(
+            WarmCommand(python, script, arguments, is_unbuffered),
+            str(self.folder),
+            CONTAINER | TRIAL if environ is None else environ,
+            self.folder / "warm.out",
+            self.folder / "warm.err",
+        )
+
+    def warmly(self, interpreter, *arguments, **options):
+        """Its end as Popen has it, its stdout and its stderr."""
+        start = self.warm_start(*arguments, **options)
+        status = ended(interpreter.start(start))
+        shown = text_of(start.stdout), text_of(start.stderr)
+        start.stdout.unlink()
+        start.stderr.unlink()
+        return status, *shown
+
+    def plainly(self, python, *arguments, environ=None, script="train.py", is_unbuffered=False):
+        """The same of a process of its own."""
+        flags = ["-u"] if is_unbuffered else []
+        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
+            code = subprocess.run(
+                [python, *flags, script, *arguments],
+                cwd=self.folder,
+                env=CONTAINER | TRIAL if environ is None else environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                timeout=60,
+            ).returncode
+        return code, text_of(self.folder / "out"), text_of(self.folder / "err")
+
+
+def text_of(path):
+    return path.read_bytes().decode(errors="backslashreplace")
+
+
+def ended(pid):
+    """Wait for a child: its exit code, or -n for signal n."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        assert select.select([descriptor], [], [], 60)[0], f"process {pid} goes on"
+    finally:
+        os.close(descriptor)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _adopts_orphans():
+    adopt_orphans()
+    yield
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: the other tests do not
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def warm_of():
+    """Makes interpreters and keeps them for the next test that wants the same."""
+    made = {}
+
+    def make(*imports, python=sys.executable, **environ):
+        key = (python, imports, *sorted(environ.items()))
+        if key not in made:
+            made[key] = WarmInterpreter(python, imports, CONTAINER | environ)
+        assert made[key].is_ready(READY_S)
+        return made[key]
+
+    yield make
+    for interpreter in made.values():
+        interpreter.close()
+
+
+@pytest.fixture
+def warm(warm_of):
+    return warm_of("random")
+
+
+# ---- as `python script.py` has it
+
+# Everything a script can see of how it was started.
+LOOK = """
+import os, resource, signal, sys, threading
+print(sorted(os.listdir("/proc/self/fd")))  # first: popen below may be slow to close its own
+print(sorted(globals()), __name__, __file__, __doc__, __spec__, __package__, type(__loader__), __builtins__)
+print(sys.argv, getattr(sys, "orig_argv", None), sys.path, sys.executable, sys.flags, os.getcwd())
+print(sorted(os.environ.items()), os.popen("env | grep -v ^_= | sort").read())
+print(sys.modules["__main__"].__dict__ is globals(), threading.enumerate(), threading.current_thread())
+print([signal.getsignal(number) for number in sorted(signal.valid_signals())])
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []), [resource.getrlimit(i) for i in range(16)])
+print(oct(os.umask(0)), os.getsid(0) == os.getpgid(0) == os.getpid(), repr(sys.stdin.read()))
+print(os.readlink("/proc/self/fd/0"), sys.excepthook)
+for stream in sys.stdin, sys.stdout, sys.stderr:
+    print(stream, type(stream.buffer), stream.newlines, stream.errors, stream.line_buffering, stream.write_through)
+print(sys.__stdout__ is sys.stdout, sys.__stderr__ is sys.stderr, sys.__stdin__ is sys.stdin)
+"""
+EXITS = [
+    f"import sys; sys.exit({value})" for value in ("", 0, 3, 263, -1, True, 2.5, "'why'", ["é"], "'é\\udcff'")
+]
+ENDINGS = [
+    "",
+    *EXITS,
+    "raise SystemExit",
+    "def f():\n    return 1 / 0\nf()",
+    "raise ValueError('é')",
+    "try:\n    1 / 0\nexcept Exception as e:\n    raise OSError(2, 'no') from e",
+    "raise KeyboardInterrupt",
+    "def f(:\n    pass",
+    "# coding: latin-1\nprint('é')",
+    "print('\\udcff')",
+    *(f"import os; os.kill(os.getpid(), {number})" for number in (1, 2, 9, 15)),
+    "import os; print('gone', end=''); os._exit(9)",
+    "import os; os.abort()",
+    "import atexit, sys\natexit.register(print, 'last')\nsys.exit(5)",
+    "import atexit\natexit.register(lambda: 1 / 0)",
+    "import sys\nsys.excepthook = lambda *a: print('hook', a[0], a[1], a[2].tb_lineno, a[1].__traceback__ is a[2])\n1/0",
+    "import sys, traceback\nsys.excepthook = lambda *a: traceback.print_exception(*a)\n1/0",
+    "import atexit, sys\natexit.register(lambda: print(sys.last_traceback.tb_next))\n1 / 0",
+    "import threading\nm = threading.main_thread()\nthreading.Thread(target=lambda: (m.join(), print('late'))).start()",
+    "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='t')\nt.start()\nt.join()",
+    "import sys\nsys.stdout = open('/dev/full', 'w')\nprint('lost')",
+    "import sys\nsys.stdout.close()",
+    "f = open('kept', 'w')\nf.write('not flushed')",
+    "class A:\n    def __del__(self):\n        print('deleted', A is None)\na = A()",
+    "import builtins\nbuiltins.f = open('kept', 'w')\nf.write('not flushed')",
+    "import json\njson.f = open('kept', 'w')\njson.f.write('not flushed')",
+    "import helper\nhelper.f = open('kept', 'w')\nhelper.f.write('not flushed')",
+    "import helper\nclass A:\n    def __del__(self):\n        print('of helper')\nhelper.a = A()",
+    "class A:\n    def __del__(self):\n        print('in a ring')\na = A()\na.a = a",
+    "import sys\nclass A:\n    def __del__(self):\n        sys.stdout.write('late')\na = A()",
+    "import sys\ndef hook(*a):\n    raise SystemExit(5)\nsys.excepthook = hook\n1 / 0",
+    "import ctypes\nctypes.CDLL(None).printf(b'of the C library')",
+    "import atexit, os\natexit.register(lambda: os._exit(4))",
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+    "import threading\nx = 1\ndef loop():\n    while True:\n        x + 1\n"
+    "threading.Thread(target=loop, daemon=True).start()",
+    "import sys\nsys.modules.clear()",
+    "import sys\nsys.modules['x'] = None\nsys.modules['y'] = 5\nsys.stdout = None",
+    "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",
+    "import pickle\nclass A:\n    pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",
+    "import __main__\nprint(__main__.__file__, vars(__main__) is globals())",
+    "import helper\nprint(helper.__file__)",
+    "def f(x: undefined): pass",
+    "import multiprocessing as m\nif __name__ == '__main__':\n"
+    "    for kind in 'fork', 'spawn':\n        p = m.get_context(kind).Process(target=print, args=(kind,))\n"
+    "        p.start()\n        p.join()\n        print(p.exitcode)",
+]
+
+
+def versions():
+    return [
+        pytest.param(
+            path,
+            id=f"3.{minor}",
+            marks=[pytest.mark.skipif(path is None, reason=f"no Python 3.{minor} here")],
+        )
+        for minor, path in PYTHONS.items()
+    ]
+
+
+def comparable(result):
+    """Less what is different in any two runs."""
+    return [re.sub(r"0x[0-9a-f]+|<Thread\(\S+, started \d+|started \d+", "", str(part)) for part in result]
+
+
+@pytest.mark.parametrize("python", versions())
+def test_a_script_ends_as_it_does_alone(warm_of, site, python):
+    interpreter = warm_of(python=python)
+    site.write("", "helper.py")
+    for source in ENDINGS:
+        site.write(source)
+        wanted = site.plainly(python)
+        kept = (site.folder / "kept").read_text() if (site.folder / "kept").exists() else None
+        (site.folder / "kept").unlink(missing_ok=True)
+        assert comparable(site.warmly(interpreter)) == comparable(wanted), source
+        if kept is not None:
+            assert (site.folder / "kept").read_text() == kept == "not flushed"
+            (site.folder / "kept").unlink()
+
+
+@pytest.mark.parametrize("python", versions())
+@pytest.mark.parametrize(
+    "script", ["train.py", "./train.py", "../{}/train.py", "src/train.py", "link.py", "{}/train.py"]
+)
+def test_a_script_finds_what_it_finds_alone(warm_of, site, python, script):
+    interpreter = warm_of(python=python)
+    script = script.format(site.folder.name if script.startswith("..") else site.folder)
+    site.write(LOOK)
+    site.write(LOOK, "src/train.py")
+    (site.folder / "link.py").symlink_to("src/train.py")
+    warm = site.warmly(interpreter, "a b", "é", "", script=script, python=python)
+    plain = site.plainly(python, "a b", "é", "", script=script)
+    for ours, theirs in zip(comparable(warm), comparable(plain), strict=True):
+        assert ours.splitlines() == theirs.splitlines()
+    assert (warm[0], warm[2]) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_unbuffered"), [(None, False), (None, True), ("1", False), ("1", True)]
+)
+@pytest.mark.parametrize("python", versions())
+def test_output_is_buffered_as_the_trial_asks(warm_of, site, python, variable, is_unbuffered):
+    site.write(
+        "import sys\nfor s in sys.stdin, sys.stdout, sys.stderr:\n"
+        "    print(type(s.buffer), s.line_buffering, s.write_through)\n"
+        "import os\nsys.stdout.write('a')\nsys.stdout.buffer.write(b'b')\nsys.stderr.write('c\\nd')\nos._exit(0)"
+    )
+    options = {
+        "environ": CONTAINER | ({"PYTHONUNBUFFERED": variable} if variable else {}),
+        "is_unbuffered": is_unbuffered,
+    }
+    wanted = site.plainly(python, **options)
+    assert site.warmly(warm_of(python=python), **options) == wanted
+    assert wanted[1].endswith("ab") == bool(variable or is_unbuffered)
+
+
+@pytest.mark.parametrize("path", [".", "lib:", ":/nowhere", "../{0}/lib:/tmp"])
+def test_a_relative_python_path_starts_at_the_trials_folder(warm_of, site, path):
+    environ = {"PYTHONPATH": path.format(site.folder.name)}
+    site.write("print('found')", "lib/of_lib.py")
+    site.write(
+        "import sys; sys.path.pop(0); print(sys.path)\ntry:\n    import of_lib\nexcept ImportError: pass"
+    )
+    environ_of_trial = CONTAINER | TRIAL | environ
+    wanted = site.plainly(sys.executable, environ=environ_of_trial)
+    assert site.warmly(warm_of(**environ), environ=environ_of_trial) == wanted
+
+
+# bash says which words it makes of a line: here `python` is a function that shows them.
+SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
+
+
+@given(st.text(st.sampled_from("a.=-/ \t\n'\"\\$~*?[]{}!#&;|<>()`,%@^:+é\x01")))
+@settings(max_examples=150, deadline=None)
+def test_the_words_of_a_command_are_those_bash_makes_of_it(text):
+    command = f"python train.py {text}"
+    understood = warm_command(command)
+    if understood is None:
+        return
+    shown = subprocess.run(
+        ["bash", "-c", SHOW.format(command)], capture_output=True, check=True, cwd="/"
+    ).stdout
+    flags = ["-u"] if understood.is_unbuffered else []
+    wanted = [*flags, understood.script, *understood.arguments]
+    assert [word.decode() for word in shown.split(b"\0")[:-1]] == wanted
+
+
+# ---- one trial leaves nothing to the next
+
+LEAKS = {
+    "environment": (
+        "os.environ['LEFT'] = '1'; os.putenv('LEFT2', '1')",
+        "os.environ.get('LEFT'), os.popen('env').read()",
+    ),
+    "working folder": ("os.chdir('/usr')", "os.getcwd()"),
+    "umask": ("os.umask(0o7)", "os.umask(0)"),
+    "signal mask": (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [1, 15])",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [])",
+    ),
+    "signal handlers": ("signal.signal(15, signal.SIG_IGN)", "signal.getsignal(15)"),
+    "descriptors": ("os.set_inheritable(os.dup(1), True); os.pipe()", "sorted(os.listdir('/proc/self/fd'))"),
+    "flags of stdin": ("os.set_blocking(0, False)", "os.get_blocking(0)"),
+    "limits": ("resource.setrlimit(7, (99, resource.getrlimit(7)[1]))", "resource.getrlimit(7)"),
+    "imported modules": ("import helper; helper.x = 5", "'helper' in sys.modules, __import__('helper').x"),
+    "changed modules": ("random.random = None; sys.left = 1", "random.random, hasattr(sys, 'left')"),
+    "search path": ("sys.path.insert(0, '/left')", "sys.path"),
+    "names of the script": ("left = 1", "'left' in globals()"),
+    "priority": ("os.nice(3)", "os.nice(0)"),
+    "process name": ("open('/proc/self/comm', 'w').write('left')", "open('/proc/self/comm').read()"),
+}
+MODULES = "import os, random, resource, signal, sys\n"
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_a_trial_leaves_nothing_to_the_next(warm, site, what):
+    change, look = LEAKS[what]
+    site.write("x = 1", "helper.py")
+    site.write(f"{MODULES}print({look})", "look.py")
+    before = comparable(site.warmly(warm, script="look.py"))
+    assert before[0] == "0", before
+    # `helper` is on the path of both, and in neither before its import.
+    site.write(f"{MODULES}{change}\nprint({look})")
+    changed = comparable(site.warmly(warm))
+    assert changed[0] == "0", changed
+    assert changed[1] != before[1] or what == "priority"
+    assert comparable(site.warmly(warm, script="look.py")) == before
+
+
+def test_a_raised_limit_is_the_trials_own(warm, site):
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        interpreter = WarmInterpreter(sys.executable, (), CONTAINER)
+        with contextlib.closing(interpreter):
+            site.write(
+                "import resource as r\nprint(r.getrlimit(4)[0])\nr.setrlimit(4, (r.getrlimit(4)[1],) * 2)"
+            )
+            assert [site.warmly(interpreter)[1] for _ in range(2)] == ["0\n", "0\n"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+
+
+def test_random_numbers_differ_from_trial_to_trial(warm_of, site):
+    pytest.importorskip("numpy")
+    site.write("import random, numpy\nprint(random.random(), numpy.random.random())")
+    interpreter = warm_of("random", "numpy")
+    shown = {number for _ in range(3) for number in site.warmly(interpreter)[1].split()}
+    assert len(shown) == 6
+
+
+def test_two_hundred_trials_leave_no_process_and_no_descriptor(warm, site):
+    site.write("import sys; sys.exit(int(sys.argv[1]) % 256)")
+
+    def state():
+        process = psutil.Process(warm.pid)
+        return (
+            process.num_fds(),
+            process.num_threads(),
+            process.children(),
+            os.listdir("/proc/self/fd").__len__(),
+        )
+
+    assert site.warmly(warm, "0")[0] == 0
+    before = state()
+    assert [site.warmly(warm, str(i))[0] for i in range(200)] == list(range(200))
+    assert state() == before
+
+
+def test_the_sdk_may_be_warm_and_knows_each_trial_anew(warm_of, site):
+    folder = str(Path(decode.__code__.co_filename).parents[1])
+    interpreter = warm_of("nni_sdk", PYTHONPATH=folder)
+    site.write(
+        "import nni_sdk as nni\nnni.report_final_result(nni.get_next_parameter()['x'])\nprint(nni.get_trial_id())"
+    )
+    for i in range(3):
+        system = site.folder / f"trial{i}"
+        (system / ".nni").mkdir(parents=True)
+        (system / "parameter.cfg").write_text(f'{{"parameter_id": {i}, "parameters": {{"x": {i}}}}}')
+        variables = {"PYTHONPATH": folder, "NNI_TRIAL_JOB_ID": f"t{i}", "NNI_SYS_DIR": str(system)}
+        assert site.warmly(interpreter, environ=CONTAINER | TRIAL | variables) == (0, f"t{i}\n", "")
+        (record,) = decode((system / ".nni" / "metrics").read_bytes(), 0).records
+        assert (record.parameter_id, record.trial_job_id, record.sequence, record.value) == (
+            i,
+            f"t{i}",
+            0,
+            str(i),
+        )
+
+
+# ---- what is worth holding
+
+TRAINS = """
+import sys, threading
+warm = {"numpy", "sklearn"} <= set(sys.modules)
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+x, rest, y, wanted = train_test_split(*load_digits(return_X_y=True), random_state=0)
+score = LogisticRegression(max_iter=50, tol=1e-1).fit(x / 16, y).score(rest / 16, wanted)
+a = np.random.default_rng(0).random((600, 600))
+print(round(score, 6), round(float((a @ a).trace()), 3), np.linalg.matrix_rank(a), file=sys.stderr)
+print(warm)
+"""
+
+
+def test_numpy_and_scikit_learn_are_warm_and_compute_the_same(warm_of, site):
+    pytest.importorskip("sklearn")
+    interpreter = warm_of("numpy", "sklearn.linear_model")
+    site.write(TRAINS)
+    _, _, wanted = site.plainly(sys.executable)
+    for _ in range(2):
+        assert site.warmly(interpreter) == (0, "True\n", wanted)
+    assert psutil.Process(interpreter.pid).num_threads() == 1
+
+
+# ---- a trial while it runs
+
+
+def test_a_trial_is_a_child_with_a_session_of_its_own_and_dies_of_the_signal_it_is_sent(warm, site):
+    site.write("import os, sys\nos.mkfifo('gate')\nprint('ready')\nopen('gate').read()")
+    start = site.warm_start()
+    os.mkfifo(start.stdout)
+    # Both ends, so that nobody waits for the other to open it.
+    with open(os.open(start.stdout, os.O_RDWR), "rb") as reader:
+        pid = warm.start(start)
+        assert reader.readline() == b"ready\n"
+    process = psutil.Process(pid)
+    assert process.ppid() == os.getpid()
+    assert os.getpgid(pid) == os.getsid(pid) == pid
+    os.killpg(pid, signal.SIGTERM)
+    assert ended(pid) == -signal.SIGTERM
+
+
+def test_trials_outlive_their_interpreter(site):
+    interpreter = WarmInterpreter(sys.executable, (), CONTAINER)
+    site.write("open('gate').read(); import sys; sys.exit(7)")
+    os.mkfifo(site.folder / "gate")
+    pid = interpreter.start(site.warm_start())
+    interpreter.close()
+    assert not psutil.pid_exists(interpreter.pid)
+    (site.folder / "gate").write_text("go")
+    assert ended(pid) == 7
+
+
+def test_an_interpreter_ends_with_its_keeper(tmp_path):
+    keeper = (
+        "import os, sys; from trial_keeper.host.warm import WarmInterpreter\n"
+        "w = WarmInterpreter(sys.executable, (), os.environ); assert w.is_ready(60); print(w.pid, flush=True); os._exit(0)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", keeper], stdout=subprocess.PIPE, check=True, timeout=60
+    ).stdout
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        ended(int(shown))  # it came to this process, which adopts orphans
+
+
+# ---- refusals
+
+
+def refused(*imports, python=sys.executable, **environ):
+    interpreter = WarmInterpreter(python, imports, CONTAINER | environ)
+    with contextlib.closing(interpreter):
+        with pytest.raises(WarmStartRefused) as first:
+            interpreter.is_ready(READY_S)
+        with pytest.raises(WarmStartRefused) as second:
+            interpreter.is_ready()
+    assert str(second.value) == str(first.value)
+    assert not psutil.pid_exists(interpreter.pid)
+    return str(first.value)
+
+
+THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='pump').start()"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (THREAD, "cannot hold guilty warm: importing it leaves 1 thread(s) running (pump)"),
+        (
+            "import socket\nkept = socket.socket()",
+            "cannot hold guilty warm: importing it leaves files open (socket:[",
+        ),
+        ("raise ValueError('no luck')", "cannot import guilty: ValueError: no luck; "),
+        (
+            "import no_such_thing",
+            "cannot import guilty: ModuleNotFoundError: No module named 'no_such_thing'; ",
+        ),
+        ("import sys; sys.exit('enough')", "cannot import guilty: SystemExit: enough; "),
+        ("def f(:", "cannot import guilty: "),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "the interpreter was ended by signal 9 while it imported guilty",
+        ),
+        ("import os; os._exit(3)", "the interpreter ended with code 3 while it imported guilty"),
+    ],
+)
+def test_a_module_that_cannot_be_held_is_named(tmp_path, source, words):
+    (tmp_path / "guilty.py").write_text(source)
+    (tmp_path / "innocent.py").touch()
+    text = refused("random", "innocent", "guilty", PYTHONPATH=str(tmp_path))
+    assert words in text
+    assert "warmImports" in text or "plainly" in text
+
+
+def test_an_initialised_gpu_cannot_be_held(tmp_path):
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)")
+    assert "importing it initialises CUDA" in refused("torch", PYTHONPATH=str(tmp_path))
+
+
+def test_a_thread_that_comes_with_the_start_of_python_is_told(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(THREAD)
+    assert "its start leaves 1 thread(s) running (pump)" in refused(PYTHONPATH=str(tmp_path))
+
+
+def test_a_python_that_is_not_there_is_named():
+    with pytest.raises(WarmStartRefused, match=r"cannot start 'python3.99' to hold it warm: .*No such file"):
+        WarmInterpreter("python3.99", (), CONTAINER)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"PYTHONPATH": "/x"}, "PYTHONPATH='/x'"),
+        ({"OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS"),
+        ({"LANG": "C"}, "LANG='C'"),
+    ],
+)
+def test_a_variable_that_python_reads_once_cannot_change(warm, site, environ, words):
+    site.write("open('ran', 'w')")
+    with pytest.raises(WarmStartRefused, match=words):
+        warm.start(site.warm_start(environ=CONTAINER | TRIAL | environ))
+    assert site.warmly(warm)[0] == 0
+
+
+@pytest.mark.parametrize("missing", ["cwd", "script", "stdout"])
+def test_a_start_that_is_refused_starts_nothing_and_the_next_one_works(warm, site, missing):
+    site.write("open('ran', 'w')")
+    start = site.warm_start(script="none.py" if missing == "script" else "train.py")
+    folder = site.folder / "none" if missing == "cwd" else site.folder
+    stdout = site.folder / "none" / "out" if missing == "stdout" else start.stdout
+    with pytest.raises(WarmStartRefused, match="none"):
+        warm.start(WarmStart(start.command, str(folder), start.environ, stdout, start.stderr))
+    assert not (site.folder / "ran").exists()
+    assert site.warmly(warm) == (0, "", "")
+    assert (site.folder / "ran").exists()
+    assert psutil.Process(warm.pid).children() == []
+
+
+def test_an_interpreter_that_died_says_so_at_each_start(site):
+    interpreter = WarmInterpreter(sys.executable, (), CONTAINER)
+    assert interpreter.is_ready(READY_S)
+    os.kill(interpreter.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(WarmStartRefused, match="was ended by signal 9 while it waited for a trial"):
+            interpreter.start(site.warm_start())
+    interpreter.close()
+
+
+def test_without_adoption_of_orphans_nothing_is_started(tmp_path):
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    before = set(psutil.Process().children())
+    keeper = (
+        "import os, sys; from pathlib import Path; from trial_keeper.host.warm import *\n"
+        "w = WarmInterpreter(sys.executable, (), os.environ); d = Path(sys.argv[1])\n"
+        "try:\n    w.start(WarmStart(WarmCommand('python', 'train.py'), str(d), os.environ, d / 'o', d / 'e'))\n"
+        "except WarmStartRefused as error:\n    print(error)\nw.close()"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", keeper, tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert "does not adopt orphans" in shown.stdout, shown
+    for child in set(psutil.Process().children()) - before:  # what this process adopted instead
+        ended(child.pid)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,38 @@
+"""What the warm interpreter decides without a process of its own."""
+
+import pytest
+
+from trial_keeper.host import warm_interpreter
+
+
+@pytest.mark.parametrize("device", ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"])
+def test_an_open_gpu_is_an_initialised_one(device):
+    assert "CUDA" in warm_interpreter._impurity_of(["socket:[7]", device])
+
+
+def test_other_devices_keep_no_state():
+    assert warm_interpreter._impurity_of(["/dev/urandom", "/dev/null"]) is None
+
+
+@pytest.mark.parametrize(
+    "target", ["socket:[7]", "pipe:[7]", "anon_inode:[eventpoll]", "/data/log (deleted)"]
+)
+def test_what_two_trials_would_share_is_told(target):
+    assert target in warm_interpreter._impurity_of(["/dev/urandom", target])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SystemExit(), 0),
+        (SystemExit(None), 0),
+        (SystemExit(3), 3),
+        (SystemExit(259), 3),
+        (SystemExit(-1), 255),
+        (SystemExit("why"), 1),
+        (ValueError(), 1),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_an_error_has_the_code_python_ends_with(error, code):
+    assert warm_interpreter._code_of(error) == code

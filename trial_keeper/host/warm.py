@@ -1,0 +1,266 @@
+"""Warm starts: trials as forks of an interpreter that has the user's modules imported already."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_keeper.core.warm_command import WarmCommand
+from trial_keeper.errors import WarmStartRefused
+
+_INTERPRETER = Path(__file__).with_name("warm_interpreter.py")
+_HEADER_BYTES = 4
+# A fork of a process with gigabytes takes a second on a busy machine; one that takes this long is stuck.
+_LONGEST_START_S = 30.0
+_LONGEST_DEATH_S = 5.0
+# What a Python and its numerical libraries read once, when they start or are imported. Locales decide on encodings.
+_READ_ONCE = (
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "LANG",
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GOTO_",
+    "BLIS_",
+    "NUMEXPR_",
+)
+_SET_BY_FORK = "PYTHONUNBUFFERED"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """One trial to start. `environ` is complete; stdout and stderr are appended to, and made when absent."""
+
+    command: WarmCommand
+    cwd: str
+    environ: Mapping[str, str]
+    stdout: Path
+    stderr: Path
+
+
+class WarmInterpreter:
+    """A process of the user's Python that has imported modules and forks itself for each trial.
+
+    A trial is a child of the calling process, which must adopt orphans (`process.adopt_orphans`, or be process 1): its pid can
+    be signalled and waited for as any child's, and it leads a session of its own. Not for use by several threads at once.
+    """
+
+    def __init__(self, python: str, imports: tuple[str, ...], environ: Mapping[str, str]) -> None:
+        """Start it; it imports on its own time. `environ` is the container's: what trials get later may add to it.
+
+        Raises:
+            WarmStartRefused: there is no such Python.
+        """
+        self._environ = dict(environ)
+        self._refusal: str | None = None
+        self._is_ready = False
+        self._occupation = "it started"
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [python, "-u", str(_INTERPRETER), str(theirs.fileno()), *imports],
+                    # A folder that no trial has, so that what came from a relative PYTHONPATH can be told.
+                    cwd="/proc",
+                    env=self._environ,
+                    stdin=subprocess.DEVNULL,
+                    # What modules print while they are imported is no trial's.
+                    stdout=2,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                self._channel.close()
+                raise WarmStartRefused(
+                    f"cannot start {python!r} to hold it warm: {error}; use the name of a Python that the container has"
+                ) from error
+
+    @property
+    def pid(self) -> int:
+        """The interpreter's own process: it is no trial's, so it is spared when a trial is cleaned up."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `is_ready` may have changed; -1 after `close`."""
+        return self._channel.fileno()
+
+    def is_ready(self, timeout_s: float = 0.0) -> bool:
+        """Whether all modules are imported, after waiting for it this long.
+
+        Raises:
+            WarmStartRefused: a module cannot be imported or held, or the interpreter died; it says so from now on.
+        """
+        self._raise_refusal()
+        deadline_s = time.monotonic() + timeout_s
+        while not self._is_ready and self._is_readable(max(0.0, deadline_s - time.monotonic())):
+            self._note(self._receive())
+        return self._is_ready
+
+    def start(self, start: WarmStart) -> int:
+        """Start a trial; its pid. When this returns, its script is about to run. Waits until the modules are imported.
+
+        Raises:
+            WarmStartRefused: nothing was started, and a plain start is the way out. Of an interpreter that died every later
+                start says so again.
+        """
+        self._raise_refusal()
+        self._compare(start.environ)
+        while not self._is_ready:
+            self._note(self._receive())
+        word, give_word = os.pipe()
+        with open(word, "rb"), open(give_word, "wb", buffering=0) as go:
+            try:
+                with open(start.stdout, "ab") as out, open(start.stderr, "ab") as err:
+                    self._send(_request(start), [out.fileno(), err.fileno(), word])
+            except OSError as error:
+                raise WarmStartRefused(
+                    f"cannot open {error.filename}: {error.strerror}; let the keeper write there"
+                ) from error
+            message = self._receive(_LONGEST_START_S)
+            pid: int | None = message.get("started")
+            if "refused" in message:
+                go.close()
+                if pid is not None:
+                    _reap(pid)
+                raise WarmStartRefused(message["refused"])
+            if pid is None or not _is_own_child(pid):
+                raise WarmStartRefused(
+                    "cannot start a trial warm: this keeper does not adopt orphans, so it would not learn the trial's end; "
+                    "run it as the first process of a container or on Linux 3.4 or later"
+                )
+            go.write(b"1")
+            return pid
+
+    def close(self) -> None:
+        """End the interpreter. Trials go on: they are not its children."""
+        self._channel.close()
+        # Modules may have started processes of their own, in its group. Once it has been waited for, also by somebody who reaps
+        # whatever ends, the number could be another's.
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(_LONGEST_DEATH_S)
+        self._refusal = (
+            self._refusal or "cannot start a trial warm: the interpreter was closed; start it plainly"
+        )
+
+    def _compare(self, environ: Mapping[str, str]) -> None:
+        for name in sorted(self._environ.keys() | environ.keys()):
+            if not name.startswith(_READ_ONCE) or name == _SET_BY_FORK:
+                continue
+            if self._environ.get(name) != environ.get(name):
+                raise WarmStartRefused(
+                    f"cannot start a trial warm with {name}={environ.get(name, '')!r}: the interpreter read "
+                    f"{self._environ.get(name, '')!r} when it started; set it for the whole job, or start the trial plainly"
+                )
+
+    # ---- the channel
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if "refused" in message:
+            self._give_up(message["refused"])
+        if "importing" in message:
+            self._occupation = f"it imported {message['importing']}"
+        if "ready" in message:
+            self._is_ready = True
+            self._occupation = "it waited for a trial"
+
+    def _raise_refusal(self) -> None:
+        if self._refusal is not None:
+            raise WarmStartRefused(self._refusal)
+
+    def _give_up(self, text: str, cause: BaseException | None = None) -> None:
+        self._refusal = text
+        self.close()
+        raise WarmStartRefused(text) from cause
+
+    def _is_readable(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1e3))
+
+    def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        data = json.dumps(message).encode("ascii")
+        data = len(data).to_bytes(_HEADER_BYTES, "big") + data
+        try:
+            self._channel.settimeout(_LONGEST_START_S)
+            sent = socket.send_fds(self._channel, [data], descriptors)
+            self._channel.sendall(data[sent:])
+        except OSError as error:
+            self._give_up(self._death(), error)
+
+    def _receive(self, timeout_s: float | None = None) -> dict[str, Any]:
+        self._channel.settimeout(timeout_s)
+        size = int.from_bytes(self._exactly(_HEADER_BYTES), "big")
+        message: dict[str, Any] = json.loads(self._exactly(size))
+        return message
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            try:
+                piece = self._channel.recv(size - len(data))
+            except TimeoutError as error:
+                self._give_up(
+                    f"cannot start a trial warm: the interpreter has not answered for {_LONGEST_START_S:g} s; start it plainly",
+                    error,
+                )
+            except OSError as error:
+                self._give_up(self._death(), error)
+            if not piece:
+                self._give_up(self._death())
+            data += piece
+        return data
+
+    def _death(self) -> str:
+        try:
+            code = self._process.wait(_LONGEST_DEATH_S)
+        except subprocess.TimeoutExpired:
+            how = "closed its channel"
+        else:
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        return (
+            f"cannot start a trial warm: the interpreter {how} while {self._occupation}; "
+            "its last words are on the keeper's stderr, and trials start plainly"
+        )
+
+
+def _request(start: WarmStart) -> dict[str, Any]:
+    command = start.command
+    argv = [command.script, *command.arguments]
+    flags = ["-u"] if command.is_unbuffered else []
+    return {
+        "argv": [_text(word) for word in argv],
+        "orig_argv": [_text(word) for word in (command.python, *flags, *argv)],
+        "cwd": _text(start.cwd),
+        "environ": {_text(name): _text(value) for name, value in start.environ.items()},
+        "is_unbuffered": command.is_unbuffered or bool(start.environ.get(_SET_BY_FORK)),
+    }
+
+
+def _text(value: str) -> str:
+    return os.fsencode(value).decode("latin-1")
+
+
+def _is_own_child(pid: int) -> bool:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # adopted by somebody else, who does it
+        os.waitpid(pid, 0)

@@ -1,0 +1,493 @@
+"""The interpreter's half of a warm start. The user's own Python runs this file, so it stands alone: standard library, 3.8.
+
+Theory of operation. The keeper starts `python -u warm_interpreter.py DESCRIPTOR module…`. The modules are imported, and
+after each of them the process is looked at: a running thread, an open descriptor or an initialised GPU cannot be given
+to a fork, so the module is refused by name. From then on the process only waits on the keeper's channel. For each request it
+forks twice; the process between ends at once, so that the trial is a child of the keeper, which adopts orphans, and the
+keeper learns its exact end from the kernel. The trial sets itself up, says so, waits for the keeper's word, and
+then `_serve` returns in it: the script runs on top of this file's last lines, and its end is the interpreter's own
+end, with all that Python does then (SystemExit, tracebacks, threads, atexit, unflushed files).
+
+On the channel each message is four bytes of length and a JSON object. To the keeper: `importing` (a module), `ready`,
+`refused` (a text), `started` (a pid). From the keeper: one request per trial, with three descriptors: its stdout, its stderr,
+and a pipe that carries the keeper's word. Text that came from bytes is in Latin-1, a character a byte.
+"""
+
+from __future__ import annotations
+
+_BLANK_MAIN = dict(
+    globals()
+)  # what this version of Python gives any script: the trial's own `__main__` begins so
+del _BLANK_MAIN["annotations"]  # but for the line above
+
+import sys  # noqa: E402 - the lines above have to be the first
+
+if __name__ == "__main__":
+    import os
+
+    # A script's folder is first on its path. Nothing in this one is for the user's modules to find.
+    if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
+        del sys.path[0]
+
+import _thread  # noqa: E402
+import array  # noqa: E402
+import atexit  # noqa: E402
+import gc  # noqa: E402
+import io  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import time  # noqa: E402
+import traceback  # noqa: E402
+import warnings  # noqa: E402
+import weakref  # noqa: E402
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_TASKS = "/proc/self/task"
+# The kernel takes a moment to forget a thread that was joined.
+_LONGEST_FORGETTING_S = 0.5
+_HEADER_BYTES = 4
+_DESCRIPTORS = 3
+
+
+# ---- the channel
+
+
+def _send(channel: socket.socket, **message: Any) -> None:
+    data = json.dumps(message).encode("ascii")
+    channel.sendall(len(data).to_bytes(_HEADER_BYTES, "big") + data)
+
+
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next request. Ends the process when the keeper is gone: that is how it learns so."""
+    space = socket.CMSG_SPACE(_DESCRIPTORS * array.array("i").itemsize)
+    data, ancillary, _, _ = channel.recvmsg(_HEADER_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    data += _exactly(channel, _HEADER_BYTES - len(data))
+    request = json.loads(_exactly(channel, int.from_bytes(data, "big")))
+    return request, descriptors.tolist()
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = channel.recv(size - len(data))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return data
+
+
+# ---- a pristine process
+
+
+def _import(name: str, channel: socket.socket) -> str | None:
+    """Import a module; why it cannot be held, or None."""
+    way_out = f"take {name} out of warmImports"
+    try:
+        __import__(name)
+    except BaseException as error:  # noqa: BLE001 - whatever stops it, SystemExit too, is told
+        cause = "".join(traceback.format_exception_only(type(error), error)).strip()
+        return f"cannot import {name}: {cause}; install it for {sys.executable}, or {way_out}"
+    found = _impurity(channel)
+    return found and f"cannot hold {name} warm: importing it {found}; {way_out}"
+
+
+def _impurity(channel: socket.socket) -> str | None:
+    """What a fork of this process could not be given, as the end of a sentence."""
+    if _cuda_is_initialised():
+        return _USES_CUDA
+    found = _impurity_of(_open_files(channel))
+    if found is not None:
+        return found
+    threads = _threads()
+    if threads:
+        return f"leaves {len(threads)} thread(s) running ({', '.join(threads)}), which a fork would lack"
+    return None
+
+
+_USES_CUDA = "initialises CUDA, which does not survive a fork"
+
+
+def _impurity_of(opened: list[str]) -> str | None:
+    if any(target.startswith("/dev/nvidia") for target in opened):
+        return _USES_CUDA
+    # Other devices keep no place in them that could be shared.
+    shared = [target for target in opened if not target.startswith("/dev/")]
+    return f"leaves files open ({', '.join(shared)}), which all trials would share" if shared else None
+
+
+def _threads() -> list[str]:
+    """The names of the threads that would run in this process while it forks, this one left out.
+
+    Libraries that are made to be forked end their threads before each fork, and start them again when they need them next:
+    so does OpenBLAS, under numpy and scipy. Hence a fork for nothing, when there are any.
+    """
+    if len(os.listdir(_TASKS)) == 1:
+        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of what is being found out here
+        child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    deadline_s = time.monotonic() + _LONGEST_FORGETTING_S
+    while len(os.listdir(_TASKS)) > 1 and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    names = []
+    for task in sorted(set(os.listdir(_TASKS)) - {str(os.getpid())}, key=int):
+        try:
+            with open(f"{_TASKS}/{task}/comm") as file:
+                names.append(_python_name(int(task)) or file.read().strip())
+        except OSError:  # it ended
+            continue
+    return names
+
+
+def _python_name(native_id: int) -> str | None:
+    threading = sys.modules.get("threading")
+    threads = threading.enumerate() if threading is not None else []
+    return next((str(thread.name) for thread in threads if thread.native_id == native_id), None)
+
+
+def _open_files(channel: socket.socket) -> list[str]:
+    """What is open besides the standard three and the channel, as the kernel names it."""
+    targets = []
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != channel.fileno():
+            try:
+                targets.append(os.readlink(f"/proc/self/fd/{name}"))
+            except OSError:  # the listing's own
+                continue
+    return targets
+
+
+def _cuda_is_initialised() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+# ---- a trial
+
+
+def _serve() -> tuple[str, bytes]:
+    """Start trials until the keeper is gone. Returns in a trial's own process only: its script's path and source."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    names = sys.argv[2:]
+    del sys.argv[1:]
+    if sys.version_info < (3, 8):  # noqa: UP036 - this is where an older one is told
+        _refuse(
+            channel, f"cannot hold {sys.executable} warm: it is older than Python 3.8; leave warmImports out"
+        )
+    found = _impurity(channel)
+    if found is not None:
+        _refuse(channel, f"cannot hold {sys.executable} warm: its start {found}; leave warmImports out")
+    for name in names:
+        _send(channel, importing=name)
+        reason = _import(name, channel)
+        if reason is not None:
+            _refuse(channel, reason)
+    _rehearse()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, every page with an object on it
+    _send(channel, ready=sys.executable)
+    while True:
+        request, descriptors = _receive(channel)
+        found = _late_impurity()
+        if found is not None:
+            _send(
+                channel, refused=f"cannot start a trial warm: the interpreter {found}; it is started plainly"
+            )
+        else:
+            report_to = _fork(channel)
+            if report_to is not None:
+                channel.close()
+                return _become(request, descriptors, report_to)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+_REHEARSAL = """
+class Thing:
+    def value(self, a, b=2):
+        return [i + b for i in range(a)]
+print(f"{1 / 3:.1f}", *Thing().value(3), file=file, flush=True)
+"""
+
+
+def _rehearse() -> None:
+    """Do here, once, what each trial does: functions are bound, caches filled and memory taken before the forks, not in each.
+
+    It saves a third of a short trial's processor time.
+    """
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    json.loads(json.dumps(dict(os.environ)))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        _stream(number, name, getattr(sys, name), is_buffered=False)
+    exec(compile(_REHEARSAL, "rehearsal", "exec", dont_inherit=True), {"file": io.StringIO()})
+    _are_flushed()
+
+
+def _refuse(channel: socket.socket, text: str) -> NoReturn:
+    _send(channel, refused=text)
+    os._exit(1)
+
+
+def _late_impurity() -> str | None:
+    """As `_impurity`, at the time of a fork: a thread may come later than the import that is behind it."""
+    if _cuda_is_initialised():
+        return "has initialised CUDA"
+    threads = _threads()
+    return f"runs {len(threads)} thread(s) now ({', '.join(threads)})" if threads else None
+
+
+def _fork(channel: socket.socket) -> int | None:
+    """Make the process of a trial. In it: the descriptor to report to. In the interpreter: None, the report passed on."""
+    report, report_to = os.pipe()
+    try:
+        between = os.fork()
+    except OSError as error:
+        os.close(report)
+        os.close(report_to)
+        _send(channel, refused=_not_forked(error))
+        return None
+    if between == 0:
+        try:
+            trial = os.fork()
+        except OSError as error:
+            os.write(report_to, json.dumps({"refused": _not_forked(error)}).encode("ascii"))
+            os._exit(1)
+        if trial:
+            os._exit(0)
+        os.close(report)
+        return report_to
+    os.close(report_to)
+    with open(report, "rb") as file:
+        said = file.read()
+    # Only now the trial is the keeper's child, and no process is left behind here.
+    os.waitpid(between, 0)
+    message = json.loads(said) if said else {"refused": "cannot start a trial warm: its fork died at once"}
+    _send(channel, **message)
+    return None
+
+
+def _not_forked(error: OSError) -> str:
+    return f"cannot fork the warm interpreter: {error.strerror}; raise the limits on memory and processes"
+
+
+def _become(request: dict[str, Any], descriptors: list[int], report_to: int) -> tuple[str, bytes]:
+    """Turn this fork into the process that the request asks for, once the keeper says so."""
+    message: dict[str, Any] = {"started": os.getpid()}
+    script, source = "", b""
+    try:
+        os.setsid()
+        script, source = _set_up(request, descriptors[0], descriptors[1])
+    except OSError as error:
+        message["refused"] = f"cannot start a trial warm: {error}; it is started plainly"
+    os.write(report_to, json.dumps(message).encode("ascii"))
+    os.close(report_to)
+    # Nothing comes when the keeper is gone or has given this start up: then nobody expects this trial.
+    word = os.read(descriptors[2], 1)
+    if "refused" in message or not word:
+        os._exit(1)
+    os.close(descriptors[2])
+    return script, source
+
+
+def _set_up(request: dict[str, Any], stdout: int, stderr: int) -> tuple[str, bytes]:
+    stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    for standard, descriptor in enumerate((stdin, stdout, stderr)):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    previous = os.getcwd()
+    os.chdir(_bytes(request["cwd"]))
+    os.environb.clear()
+    for name, value in request["environ"].items():
+        os.environb[_bytes(name)] = _bytes(value)
+    sys.argv[:] = [os.fsdecode(_bytes(word)) for word in request["argv"]]
+    if sys.version_info >= (3, 10):
+        sys.orig_argv = [os.fsdecode(_bytes(word)) for word in request["orig_argv"]]
+    script = sys.argv[0]
+    _set_path(script, previous)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _stream(number, name, getattr(sys, name), is_buffered=not request["is_unbuffered"])
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    for module in ("random", "numpy.random"):
+        if module in sys.modules:
+            sys.modules[module].seed()
+    with open(script, "rb") as file:
+        return script, file.read()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+def _set_path(script: str, previous: str) -> None:
+    """`sys.path` as `python script` has it. Relative entries of PYTHONPATH were taken from the folder this process was in."""
+    entries = os.environ["PYTHONPATH"].split(os.pathsep) if os.environ.get("PYTHONPATH") else []
+    moved = {
+        os.path.abspath(os.path.join(previous, entry)): os.path.abspath(entry)
+        for entry in entries
+        if not os.path.isabs(entry)
+    }
+    sys.path[:] = [moved.get(path, path) for path in sys.path]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+
+
+def _stream(number: int, name: str, like: Any, *, is_buffered: bool) -> io.TextIOWrapper:
+    """A standard stream over its descriptor, as Python makes it at its start, with the encoding that `like` was given then.
+
+    Source: CPython, create_stdio in Python/pylifecycle.c.
+    """
+    is_output = number > 0
+    file: Any = open(  # noqa: SIM115 - it lasts as long as the trial
+        number, "wb" if is_output else "rb", -1 if is_buffered or not is_output else 0, closefd=False
+    )
+    raw = getattr(file, "raw", file)
+    raw.name = f"<{name}>"
+    # Since 3.9 stderr shows whole lines at once, even in a file.
+    by_line = is_buffered and (raw.isatty() or (name == "stderr" and sys.version_info >= (3, 9)))
+    stream = io.TextIOWrapper(
+        file, like.encoding, like.errors, newline="\n", line_buffering=by_line, write_through=not is_buffered
+    )
+    stream.mode = "w" if is_output else "r"  # type: ignore[misc]
+    return stream
+
+
+def _fresh_main(script: str) -> str:
+    """Put a `__main__` in place that has just begun to run the script; the script's path as Python shows it."""
+    # Absolute since 3.9, and otherwise as it was written.
+    path = os.path.join(os.getcwd(), script) if sys.version_info >= (3, 9) else script
+    main = type(sys)("__main__")
+    namespace = vars(main)
+    namespace.update(_BLANK_MAIN)
+    namespace.update(
+        __doc__=None, __file__=path, __loader__=type(_BLANK_MAIN["__loader__"])("__main__", path)
+    )
+    if "__annotations__" in namespace:
+        namespace["__annotations__"] = {}
+    _SHARED.update(sys.modules)
+    _SHARED.discard("__main__")
+    sys.modules["__main__"] = main
+    return path
+
+
+def _hide_this_file(error: BaseException) -> None:
+    """Have the error shown as it would be had this file not run the script."""
+    hook = getattr(sys, "excepthook", sys.__excepthook__)
+    own = error.__traceback__
+    shown = own and own.tb_next
+
+    def show(kind: type[BaseException], value: BaseException, _: object) -> None:
+        sys.excepthook = hook
+        sys.last_traceback = shown
+        hook(kind, value.with_traceback(shown), shown)
+
+    sys.excepthook = show
+
+
+# ---- the end
+
+try:
+    import ctypes
+
+    # Not os._exit: what libraries registered with the C library is done. Not a CDLL: no other thread runs in the meantime.
+    _exit: Any = ctypes.PyDLL(None).exit
+except (ImportError, OSError, AttributeError):  # a Python built without it
+    _exit = None
+_exit_code: int | None = None
+
+
+@atexit.register
+def _end_at_once() -> None:
+    """End a trial as Python does, but for taking apart what it shares with the interpreter: that would copy every page of it.
+
+    It is registered before anything else, so it runs last: threads are joined, other functions have run. What is the trial's
+    own goes as it would: its modules, with what is deleted or flushed when they go. Where Python would have something
+    to say, it is left to Python.
+    """
+    # A thread that is left would see its modules go; only Python can stop it before.
+    if _exit is None or _exit_code is None or _thread._count() or not _are_flushed():
+        return
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    own = [name for name in sys.modules if name not in _SHARED]
+    left = [weakref.ref(sys.modules.pop(name)) for name in own if type(sys.modules[name]) is type(sys)]
+    gc.collect()
+    for reference in reversed(left):
+        module = reference()
+        if module is not None:
+            _clear(vars(module))
+            del module
+    gc.collect()
+    for found in gc.get_objects():
+        if issubclass(type(found), io.IOBase):
+            try:
+                if not found.closed:
+                    found.flush()
+            except Exception:  # noqa: BLE001 - Python, too, has nothing to say then
+                pass
+    if _are_flushed():
+        _exit(_exit_code)
+
+
+_SHARED: set[str] = set()
+
+
+def _are_flushed() -> bool:
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except Exception:  # noqa: BLE001 - Python meets it again, and tells
+        return False
+    return True
+
+
+def _clear(namespace: dict[str, Any]) -> None:
+    """Source: CPython, _PyModule_ClearDict: what begins with one underscore goes first."""
+    for is_private in (True, False):
+        for name in list(namespace):
+            if (name.startswith("_") and not name.startswith("__")) is is_private and name != "__builtins__":
+                namespace[name] = None
+
+
+def _code_of(error: BaseException) -> int | None:
+    """What the process ends with after this error; None where Python does more than end."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        return error.code & 0xFF if type(error.code) is int else 1
+    return (
+        1 if isinstance(error, Exception) and getattr(sys, "excepthook", None) is sys.__excepthook__ else None
+    )
+
+
+if __name__ == "__main__":
+    _script, _source = _serve()
+    _path = _fresh_main(_script)
+    try:
+        # No name of this file's for the namespace: it would keep the script's objects from being deleted at the end.
+        exec(compile(_source, _path, "exec", dont_inherit=True), vars(sys.modules["__main__"]))
+        _exit_code = 0
+    except BaseException as _error:
+        _exit_code = _code_of(_error)
+        if not isinstance(_error, SystemExit):
+            _hide_this_file(_error)
+        raise
