@@ -98,6 +98,21 @@ def test_trials_that_end_while_no_manager_lives_are_read_from_the_workspace(a_re
         assert values(assert_rows_are_what_was_written(experiment, trial)) == [*range(REPORTS), REPORTS]
 
 
+def test_a_keeper_that_no_file_speaks_of_is_found_again(a_real_experiment):
+    experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() > 10, "some results are stored")
+    experiment.kill_manager()
+    for note in experiment.folder.jobs.glob("*.json"):
+        note.unlink()  # as if the manager had died between starting the keeper and noting it
+
+    experiment.start()
+    assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 1
+    (trial,) = experiment.get("/trial-jobs")
+    assert trial["attempt"] == 0
+    assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(REPORTS), REPORTS]
+
+
 def test_a_killed_trial_fails_with_its_signal_and_everything_written_before(a_real_experiment):
     train = """
 import os, signal, sys

@@ -5,7 +5,7 @@ import pytest
 
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import commits
-from nni_manager.store.store import Store, StoreReader, TrialRow
+from nni_manager.store.store import Store, StoreBusy, StoreReader, TrialRow
 
 
 def row(number):
@@ -84,3 +84,24 @@ def test_a_bug_in_the_store_acknowledges_nothing_and_is_told(database, tmp_path)
     asyncio.run(run())
     store.close()
     assert len(told) == 1
+
+
+def test_a_disk_that_stays_full_keeps_no_manager_from_its_end(database, tmp_path):
+    store = open_store(database, tmp_path)
+    store._connection.execute("PRAGMA busy_timeout = 1")
+    blocker = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
+    blocker.execute("BEGIN IMMEDIATE")
+
+    async def run():
+        group = commits.GroupCommit(store, pytest.fail)
+        waiting = group.add([row(1)])
+        while not group.problem:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(group.close(), 20)
+        with pytest.raises(StoreBusy):
+            await waiting
+
+    asyncio.run(run())
+    blocker.close()
+    with StoreReader(database) as reader:
+        assert reader.trials() == []
