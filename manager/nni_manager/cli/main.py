@@ -279,21 +279,28 @@ def _stay(known: KnownExperiment) -> int:
 
 
 def _stop_after_interrupt(known: KnownExperiment) -> int:
-    """Ctrl-C: stop the experiment. Once more: only make its manager leave, at once."""
+    """Ctrl-C: stop the experiment. Once more: do not wait for its trials to end, and make its manager leave at once."""
     from nni_manager.cli.manager_process import leave, stop_experiment
 
     name = known.experiment_id
     try:
         if known.running_process() is not None:
-            output.info(f"Stopping experiment {name} (Ctrl-C once more leaves its trials running)")
+            output.info(f"Stopping experiment {name} (Ctrl-C once more does not wait for its trials to end)")
             stop_experiment(known, output.info)
         output.info(f"Stop experiment success. `nnictl resume {name}` goes on with it.")
     except KeyboardInterrupt:
         leave(known)
-        output.warning(
-            f"experiment {name} is left as it is, and trials may still run: `nnictl resume {name}` finds them, "
-            f"and `nnictl stop {name}` then stops them"
-        )
+        state = stored_status(known.folder)["status"]
+        if state in ("STOPPING", "STOPPED"):
+            output.warning(
+                f"experiment {name} ends without its manager: every trial was told to stop, and one that does not "
+                f"is killed after its grace period; `nnictl resume {name}` takes note of how they ended, and goes on"
+            )
+        else:
+            output.warning(
+                f"experiment {name} is left as it is ({state}), and trials may still run: `nnictl resume {name}` "
+                f"finds them, and `nnictl stop {name}` then stops them"
+            )
     return INTERRUPTED
 
 
@@ -420,8 +427,9 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
         if "problem" in line:
             output.warning(f"experiment {line['id']}: {line['problem']}")
         elif _has_died(line):
+            how = "left while its trials were ending" if line["status"] == "STOPPING" else "died"
             output.warning(
-                f"the manager of experiment {line['id']} died; `nnictl resume {line['id']}` goes on with it"
+                f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` goes on with it"
             )
 
 
@@ -454,7 +462,7 @@ def status(experiment_id: str | None) -> None:
     if not stored["isOver"]:
         name = known.experiment_id
         output.warning(
-            f"the manager of experiment {name} died, this is its last status; `nnictl resume {name}` goes on"
+            f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` goes on"
         )
 
 
