@@ -164,6 +164,12 @@ def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nni
     trials = json.loads(nnictl("trial", "ls", "--json").stdout)
     assert [trial["state"] for trial in trials] == ["RUNNING", "RUNNING"]
     assert "RUNNING" in nnictl("trial", "ls", "--head", "1").stdout
+    log = nnictl("log", "trial", "--trial-id", trials[0]["id"])
+    assert log.stdout.startswith("lr is 0.")
+    unknown = nnictl("log", "trial", "--trial-id", "no/such")
+    assert unknown.stderr == (
+        f"ERROR: cannot find trial 'no/such' in experiment {name}; `nnictl trial ls {name}` shows those there are\n"
+    )
     killed = nnictl("trial", "kill", "--trial-id", trials[0]["id"])
     assert killed.returncode == 0
     assert nnictl("resume", name).stderr.startswith(

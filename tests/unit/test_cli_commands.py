@@ -11,9 +11,11 @@ import pytest
 from nni_manager.cli import main
 from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.trial import Trial
 from nni_manager.errors import NniManagerError
+from nni_manager.store import store as store_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.store import Store
+from nni_manager.store.store import Store, TrialRow
 from trial_keeper import __version__
 
 CONFIG = """\
@@ -269,6 +271,29 @@ def test_stored_experiments_can_be_shown_without_a_manager(nnictl, an_experiment
     folder.manager_stderr.write_text("one\ntwo\nthree\n")
     assert nnictl("log", "stderr", "abc", "--tail", "2") == (0, "two\nthree\n", "")
     assert nnictl("log", "stderr", "abc", "--head", "1") == (0, "one\n", "")
+
+
+def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_experiment, monkeypatch):
+    folder = an_experiment("abc11111")
+    store = Store(folder.database, folder.collected_logs)
+    trials = [Trial(f"t{n}", n, {}, {}, 1.0, f"t{n}") for n in range(3)]
+    store.commit([TrialRow.of(trial) for trial in trials], 1.0)
+    store.close()
+    # What costs time with ten thousand trials: rows that are turned into trials.
+    made = []
+    monkeypatch.setattr(store_module, "Trial", lambda *values: (made.append(values[0]), Trial(*values))[1])
+    assert nnictl("experiment", "list", "--all")[0] == 0
+    assert made == []
+    code, _, err = nnictl("log", "trial", "abc11111", "-T", "t1")
+    assert (code, made) == (1, ["t1"])
+    assert err.startswith("ERROR: cannot show stdout of trial t1: it is WAITING and has written nothing; ")
+    code, _, err = nnictl("log", "trial", "abc11111", "-T", "t9")
+    assert err.startswith("ERROR: cannot find trial 't9' in experiment abc11111; `nnictl trial ls abc11111` ")
+    assert [line.split(":")[0] for line in nnictl("log", "trial", "abc11111")[1].splitlines()] == [
+        "trial t0",
+        "trial t1",
+        "trial t2",
+    ]
 
 
 def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_experiment, unused_port):

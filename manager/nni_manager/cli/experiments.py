@@ -7,8 +7,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
-from nni_manager.cli.client import ManagerClient, ManagerSilent
+from nni_manager.cli.client import ManagerClient, ManagerSilent, RequestRefused
 from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.store.folders import (
     ExperimentFolder,
@@ -48,6 +49,28 @@ class KnownExperiment:
         """All trials, from its manager or, when none runs, from what is stored."""
         client = self.client()
         return stored_trials(self.folder) if client is None else client.get("/trial-jobs")
+
+    def trial(self, trial_id: str) -> dict[str, Any]:
+        """One trial, from its manager or from what is stored.
+
+        Raises:
+            UserMistake: there is no such trial.
+        """
+        client, unknown = self.client(), None
+        found: dict[str, Any] | None = None
+        if client is None:
+            found = stored_trial(self.folder, trial_id)
+        else:
+            try:
+                found = client.get(f"/trial-jobs/{quote(trial_id, safe='')}")
+            except RequestRefused as error:
+                unknown = error
+        if found is None:
+            raise UserMistake(
+                f"cannot find trial {trial_id!r} in experiment {self.experiment_id}; "
+                f"`nnictl trial ls {self.experiment_id}` shows those there are"
+            ) from unknown
+        return found
 
     def profile(self) -> dict[str, Any]:
         """NNI's profile, from its manager or from what is stored."""
@@ -196,6 +219,17 @@ def stored_trials(folder: ExperimentFolder) -> list[dict[str, Any]]:
     return [trial_view(picture, trial) for trial in picture.experiment.trials.values()]
 
 
+def stored_trial(folder: ExperimentFolder, trial_id: str) -> dict[str, Any] | None:
+    """One trial of an experiment without a manager; None when there is none of that id."""
+    from nni_manager.engine.picture import Picture
+    from nni_manager.engine.views import trial_view
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(folder.database) as reader:
+        found = reader.trial(trial_id)
+    return None if found is None else trial_view(Picture.stored(folder, has_trials=False), found)
+
+
 def stored_summary(folder: ExperimentFolder) -> dict[str, Any]:
     """The end of an experiment whose manager has gone: status, errors, counts, and its best and failed trials."""
     from nni_manager.engine.picture import Picture
@@ -217,7 +251,7 @@ def stored_metadata(folder: ExperimentFolder) -> dict[str, Any]:
     from nni_manager.engine.picture import Picture
     from nni_manager.engine.views import metadata_view
 
-    return metadata_view(Picture.stored(folder))
+    return metadata_view(Picture.stored(folder, has_trials=False))
 
 
 def stored_status(folder: ExperimentFolder) -> dict[str, Any]:

@@ -597,17 +597,11 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
     from nni_manager.cli import watch
 
     known = resolve(experiment_id)
-    trials = known.trials()
     if trial_id is None:
-        for each in trials:
+        for each in known.trials():
             output.plain(f"trial {each['id']}: {each['logPath']}")
         return
-    asked = next((each for each in trials if each["id"] == trial_id), None)
-    if asked is None:
-        raise UserMistake(
-            f"cannot find trial {trial_id!r} in experiment {known.experiment_id}; "
-            f"`nnictl trial ls {known.experiment_id}` shows those there are"
-        )
+    asked = known.trial(trial_id)
     path = _trial_log(known, trial_id, stream)
     if path is None:
         why = f" ({watch.why(asked)})" if asked["message"].strip() else ""

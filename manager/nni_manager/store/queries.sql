@@ -22,6 +22,9 @@ ON CONFLICT (trial_id) DO UPDATE SET started_at_s = excluded.started_at_s, ended
 -- name: get_trials -- all, in the order they were made
 SELECT * FROM trial ORDER BY sequence_id;
 
+-- name: get_trial -- one
+SELECT * FROM trial WHERE trial_id = :trial_id;
+
 -- name: move_offset -- a stream is durable up to here
 INSERT INTO stream (trial_id, attempt, task, stream, durable_offset, garbage_bytes)
 VALUES (:trial_id, :attempt, :task, :stream, :durable_offset, :garbage_bytes)
@@ -58,4 +61,9 @@ GROUP BY trial_id;
 -- name: get_progress_of_trials -- how many intermediate results of each trial count, and the newest of them
 SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FROM metric JOIN trial USING (trial_id)
 WHERE metric.attempt = trial.attempt AND NOT is_final
+GROUP BY trial_id;
+
+-- name: get_progress_of_trial -- how many intermediate results of one trial count, and the newest of them
+SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FROM metric JOIN trial USING (trial_id)
+WHERE trial_id = :trial_id AND metric.attempt = trial.attempt AND NOT is_final
 GROUP BY trial_id;
