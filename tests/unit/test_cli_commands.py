@@ -4,11 +4,14 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import click
 import pytest
 
-from nni_manager.cli import main
+from nni_manager.cli import main, manager_process
 from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.trial import Trial
@@ -302,6 +305,66 @@ def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_
     assert code == 1
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
+
+
+def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, monkeypatch):
+    summaries = [
+        ("", 1),
+        ("", 1),
+        ("cannot write db: disk full\nmore", 1),
+        ("cannot write db: disk full", 1),
+        ("", 2),
+    ]
+    last = {"id": "abc11111", "problem": "", "counts": {"RUNNING": 1, "WAITING": 0}}
+    answers = iter([last, *({**last, "problem": problem, "counts": {"RUNNING": running, "WAITING": 0}}
+                            for problem, running in summaries)])  # fmt: skip
+    lines = []
+    with an_http_manager(lambda: next(answers, last)) as port, contextlib.ExitStack() as owner:
+        folder = an_experiment("abc11111")
+        owner.enter_context(folder.owned())
+        with subprocess.Popen(["true"]) as over:
+            pass
+        folder.write_process(ManagerProcess(over.pid, "127.0.0.1", port, __version__))
+
+        def report(line):
+            lines.append(line)
+            if len(lines) == 3:
+                owner.close()  # the manager ends
+
+        monkeypatch.setattr(manager_process, "_REPORT_EVERY_S", 0.0)
+        manager_process.stop_experiment(resolve("abc11111"), report)
+    assert lines == ["1 trial has not ended yet", "cannot write db: disk full", "2 trials have not ended yet"]
+
+
+@contextlib.contextmanager
+def an_http_manager(answer):
+    """A server on this machine that answers GET with `answer()`, and DELETE with nothing; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.reply(answer())
+
+        def do_DELETE(self):
+            self.reply({})
+
+        def reply(self, document):
+            body = json.dumps(document).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            serving.join(10)
 
 
 @pytest.fixture
