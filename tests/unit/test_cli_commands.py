@@ -14,12 +14,14 @@ import pytest
 from nni_manager.cli import main, manager_process
 from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.receiving import Receiver
 from nni_manager.domain.trial import Trial
 from nni_manager.errors import NniManagerError
 from nni_manager.store import store as store_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.store import Store, TrialRow
 from trial_keeper import __version__
+from trial_keeper.wire.messages import AttemptKey, Stream
 
 CONFIG = """\
 authorName: ada
@@ -297,6 +299,20 @@ def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_
         "trial t1",
         "trial t2",
     ]
+
+
+def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    store = Store(folder.database, folder.collected_logs)
+    for name in ("t0", "t1"):
+        store.commit([TrialRow.of(Trial(name, int(name[1]), {}, {}, 1.0, name))], 1.0)
+    receiver = Receiver(AttemptKey("t1", 0, "main"))
+    store.commit(receiver.take(Stream.METRICS, 0, b"loss is 0.5\n" * 2), 1.0)
+    store.close()
+    code, out, err = nnictl("trial", "ls", "abc11111")
+    assert (code, "t0" in out) == (0, True)
+    assert err.startswith("WARNING: trial t1: 24 bytes of its metrics were no records and do not count; ")
+    assert err.count("\n") == 1
 
 
 def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_experiment, unused_port):

@@ -230,6 +230,14 @@ def stored_trial(folder: ExperimentFolder, trial_id: str) -> dict[str, Any] | No
     return None if found is None else trial_view(Picture.stored(folder, has_trials=False), found)
 
 
+def garbage_bytes(folder: ExperimentFolder) -> dict[str, int]:
+    """How many bytes of a trial's metrics were no record, by trial; read beside a manager that may run."""
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(folder.database) as reader:
+        return reader.garbage_bytes()
+
+
 def stored_summary(folder: ExperimentFolder) -> dict[str, Any]:
     """The end of an experiment whose manager has gone: status, errors, counts, and its best and failed trials."""
     from nni_manager.engine.picture import Picture

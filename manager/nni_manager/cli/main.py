@@ -18,6 +18,7 @@ from nni_manager.cli.client import api_url
 from nni_manager.cli.experiments import (
     KnownExperiment,
     beginning_with,
+    garbage_bytes,
     known_experiments,
     resolve,
     running_experiments,
@@ -505,6 +506,13 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
     headings = ["no.", "trial", "state", "value", "time", "parameters"]
     output.console().print(output.table(headings, rows, right=("no.", "value", "time")))
+    garbage = {} if known.problem else garbage_bytes(known.folder)
+    for each in shown:
+        if each["id"] in garbage:
+            output.warning(
+                f"trial {each['id']}: {garbage[each['id']]} bytes of its metrics were no records and do not count; "
+                "see what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed while it reported"
+            )
 
 
 @trial.command(epilog=_example("nnictl trial kill --trial-id aB3dE", "nnictl trial kill GvTf2bVe -T aB3dE"))

@@ -38,8 +38,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: get_offsets -- how far the streams of an attempt are durable
 SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task;
 
--- name: get_garbage -- bytes of a trial's metrics that were no record
-SELECT coalesce(sum(garbage_bytes), 0) AS garbage_bytes FROM stream WHERE trial_id = :trial_id;
+-- name: get_garbage -- the trials whose metrics hold bytes that were no record, and how many
+SELECT trial_id, sum(garbage_bytes) AS garbage_bytes FROM stream WHERE garbage_bytes > 0 GROUP BY trial_id;
 
 -- name: get_metrics_of_trial -- the records that count, in the order they were written
 SELECT metric.* FROM metric JOIN trial USING (trial_id)

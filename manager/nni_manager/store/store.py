@@ -397,10 +397,9 @@ class StoreReader:
         values = {"trial_id": key.trial_id, "attempt": key.attempt, "task": key.task}
         return {Stream(row["stream"]): row["durable_offset"] for row in self._rows("get_offsets", values)}
 
-    def garbage_bytes(self, trial_id: str) -> int:
-        """Bytes of the trial's metrics file that were no record."""
-        (row,) = self._rows("get_garbage", {"trial_id": trial_id})
-        return int(row["garbage_bytes"])
+    def garbage_bytes(self) -> dict[str, int]:
+        """How many bytes of a trial's metrics files were no record, by trial; those without any are absent."""
+        return {row["trial_id"]: row["garbage_bytes"] for row in self._rows("get_garbage")}
 
     def metrics_of(self, trial_id: str, is_final: bool | None = None) -> list[MetricRow]:
         """The records of a trial that count, in the order they were written."""
