@@ -9,6 +9,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import click
+import psutil
 import pytest
 
 from nni_manager.cli import main, manager_process
@@ -250,9 +251,16 @@ def test_a_lock_that_cannot_be_opened_does_not_hide_the_other_experiments(nnictl
     assert "WARNING: experiment abc11111: cannot tell whether experiment abc11111 runs: " in err
 
 
-def test_an_experiment_whose_folder_is_gone_and_that_does_not_run_is_forgotten(nnictl, an_experiment):
-    shutil.rmtree(an_experiment("abc11111").path)
+def test_experiments_whose_folders_are_gone_and_that_do_not_run_are_forgotten_at_one_look(
+    nnictl, an_experiment, monkeypatch
+):
+    for name in ("abc11111", "abd22222"):
+        shutil.rmtree(an_experiment(name).path)
+    looks = []
+    really_look = psutil.process_iter
+    monkeypatch.setattr(psutil, "process_iter", lambda attrs: (looks.append(attrs), really_look(attrs))[1])
     assert nnictl("experiment", "list", "--all")[1] == "INFO: There is no experiment\n"
+    assert len(looks) == 1
 
 
 def test_stopping_what_does_not_run_says_what_would_help(nnictl, an_experiment):

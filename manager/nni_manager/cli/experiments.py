@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -38,7 +40,7 @@ class KnownExperiment:
 
     def running_process(self) -> ManagerProcess | None:
         """The manager that owns it now; None when none does."""
-        now = _look(self.folder)
+        now = _look(self.folder, _managers_by_folder)
         return None if now is None else now.manager
 
     def client(self) -> ManagerClient | None:
@@ -100,7 +102,9 @@ class KnownExperiment:
 
 def known_experiments() -> list[KnownExperiment]:
     """All experiments of this user that have a folder or a manager, by id."""
-    looks = [_look(folder) for folder in Registry.of_user().all()]
+    # Folders that are gone stay in the registry, and all of them together cost one look at the processes.
+    managers = functools.cache(_managers_by_folder)
+    looks = [_look(folder, managers) for folder in Registry.of_user().all()]
     return [known for known in looks if known is not None]
 
 
@@ -113,16 +117,18 @@ def spoilt_lines() -> list[dict[str, Any]]:
     ]
 
 
-def _look(folder: ExperimentFolder) -> KnownExperiment | None:
+def _look(
+    folder: ExperimentFolder, managers: Callable[[], dict[Path, ManagerProcess]]
+) -> KnownExperiment | None:
     """None: nothing is stored of it any more, and no manager runs."""
     try:
         manager, has_database = folder.running_process(), folder.has_database()
     except FolderUnreadable as error:
-        return KnownExperiment(folder, _manager_by_command_line(folder), str(error))
+        return KnownExperiment(folder, managers().get(folder.path), str(error))
     if has_database:
         return KnownExperiment(folder, manager)
     # A manager outlives its folder: it holds its ports, and its trials run.
-    manager = manager or _manager_by_command_line(folder)
+    manager = manager or managers().get(folder.path)
     if manager is None:
         return None
     name = folder.experiment_id
@@ -133,20 +139,23 @@ def _look(folder: ExperimentFolder) -> KnownExperiment | None:
     )
 
 
-def _manager_by_command_line(folder: ExperimentFolder) -> ManagerProcess | None:
-    """The manager of a folder that cannot tell it."""
+def _managers_by_folder() -> dict[Path, ManagerProcess]:
+    """The managers that run, by their command lines: for folders that cannot tell."""
     import psutil
 
+    found = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         options = dict(itertools.pairwise(words))
         if (
-            (options.get("-m"), options.get("--folder")) == ("nni_manager", str(folder.path))
-            and "--host" in options
+            options.get("-m") == "nni_manager"
+            and {"--folder", "--host"} <= options.keys()
             and options.get("--port", "").isdecimal()
         ):
-            return ManagerProcess(process.pid, options["--host"], int(options["--port"]), "unknown")
-    return None
+            found[Path(options["--folder"])] = ManagerProcess(
+                process.pid, options["--host"], int(options["--port"]), "unknown"
+            )
+    return found
 
 
 def running_experiments() -> list[KnownExperiment]:
