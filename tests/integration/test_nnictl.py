@@ -164,6 +164,12 @@ def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nni
     trials = json.loads(nnictl("trial", "ls", "--json").stdout)
     assert [trial["state"] for trial in trials] == ["RUNNING", "RUNNING"]
     assert "RUNNING" in nnictl("trial", "ls", "--head", "1").stdout
+    log = nnictl("log", "trial", "--trial-id", trials[0]["id"])
+    assert log.stdout.startswith("lr is 0.")
+    unknown = nnictl("log", "trial", "--trial-id", "no/such")
+    assert unknown.stderr == (
+        f"ERROR: cannot find trial 'no/such' in experiment {name}; `nnictl trial ls {name}` shows those there are\n"
+    )
     killed = nnictl("trial", "kill", "--trial-id", trials[0]["id"])
     assert killed.returncode == 0
     assert nnictl("resume", name).stderr.startswith(
@@ -343,7 +349,7 @@ def test_an_interrupt_before_the_manager_is_ready_leaves_nothing(place, started)
     assert not (place.parent / "experiments").exists()
 
 
-def test_a_second_interrupt_leaves_at_once_and_resume_finds_the_trials(place, nnictl, started):
+def test_a_second_interrupt_leaves_at_once_and_says_what_becomes_of_the_trials(place, nnictl, started):
     # Trials that take their time to end: the first interrupt would have to wait for them.
     (place / "train.py").write_text(
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ENDLESS
@@ -352,12 +358,22 @@ def test_a_second_interrupt_leaves_at_once_and_resume_finds_the_trials(place, nn
     name = read_until(process, "2 running").split("The experiment id is ")[1].split()[0]
     process.send_signal(signal.SIGINT)
     read_until(process, "Stopping experiment")
+    assert any('"STOPPING"' in nnictl("experiment", "status").stdout for _ in range(20))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.startswith(f"WARNING: experiment {name} is left as it is")
+    assert err.startswith(
+        f"WARNING: experiment {name} ends without its manager: every trial was told to stop, "
+        "and one that does not is killed after its grace period; "
+    )
     assert len(processes_of(place)) > 0
     assert json.loads(nnictl("experiment", "list", "--json").stdout) == []
+    listed = nnictl("experiment", "list", "--all")
+    assert "NOT RUNNING (was STOPPING)" in listed.stdout
+    assert listed.stderr == (
+        f"WARNING: the manager of experiment {name} left while its trials were ending; "
+        f"`nnictl resume {name}` goes on with it\n"
+    )
 
 
 def test_a_killed_manager_ends_the_view_with_the_way_to_go_on_and_resume_goes_on(place, nnictl, started):

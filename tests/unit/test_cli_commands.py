@@ -4,17 +4,25 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import click
+import psutil
 import pytest
 
-from nni_manager.cli import main
+from nni_manager.cli import main, manager_process
 from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.receiving import Receiver
+from nni_manager.domain.trial import Trial
 from nni_manager.errors import NniManagerError
+from nni_manager.store import store as store_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.store import Store
+from nni_manager.store.store import Store, TrialRow
 from trial_keeper import __version__
+from trial_keeper.wire.messages import AttemptKey, Stream
 
 CONFIG = """\
 authorName: ada
@@ -243,9 +251,16 @@ def test_a_lock_that_cannot_be_opened_does_not_hide_the_other_experiments(nnictl
     assert "WARNING: experiment abc11111: cannot tell whether experiment abc11111 runs: " in err
 
 
-def test_an_experiment_whose_folder_is_gone_and_that_does_not_run_is_forgotten(nnictl, an_experiment):
-    shutil.rmtree(an_experiment("abc11111").path)
+def test_experiments_whose_folders_are_gone_and_that_do_not_run_are_forgotten_at_one_look(
+    nnictl, an_experiment, monkeypatch
+):
+    for name in ("abc11111", "abd22222"):
+        shutil.rmtree(an_experiment(name).path)
+    looks = []
+    really_look = psutil.process_iter
+    monkeypatch.setattr(psutil, "process_iter", lambda attrs: (looks.append(attrs), really_look(attrs))[1])
     assert nnictl("experiment", "list", "--all")[1] == "INFO: There is no experiment\n"
+    assert len(looks) == 1
 
 
 def test_stopping_what_does_not_run_says_what_would_help(nnictl, an_experiment):
@@ -271,12 +286,109 @@ def test_stored_experiments_can_be_shown_without_a_manager(nnictl, an_experiment
     assert nnictl("log", "stderr", "abc", "--head", "1") == (0, "one\n", "")
 
 
+def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_experiment, monkeypatch):
+    folder = an_experiment("abc11111")
+    store = Store(folder.database, folder.collected_logs)
+    trials = [Trial(f"t{n}", n, {}, {}, 1.0, f"t{n}") for n in range(3)]
+    store.commit([TrialRow.of(trial) for trial in trials], 1.0)
+    store.close()
+    # What costs time with ten thousand trials: rows that are turned into trials.
+    made = []
+    monkeypatch.setattr(store_module, "Trial", lambda *values: (made.append(values[0]), Trial(*values))[1])
+    assert nnictl("experiment", "list", "--all")[0] == 0
+    assert made == []
+    code, _, err = nnictl("log", "trial", "abc11111", "-T", "t1")
+    assert (code, made) == (1, ["t1"])
+    assert err.startswith("ERROR: cannot show stdout of trial t1: it is WAITING and has written nothing; ")
+    code, _, err = nnictl("log", "trial", "abc11111", "-T", "t9")
+    assert err.startswith("ERROR: cannot find trial 't9' in experiment abc11111; `nnictl trial ls abc11111` ")
+    assert [line.split(":")[0] for line in nnictl("log", "trial", "abc11111")[1].splitlines()] == [
+        "trial t0",
+        "trial t1",
+        "trial t2",
+    ]
+
+
+def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    store = Store(folder.database, folder.collected_logs)
+    for name in ("t0", "t1"):
+        store.commit([TrialRow.of(Trial(name, int(name[1]), {}, {}, 1.0, name))], 1.0)
+    receiver = Receiver(AttemptKey("t1", 0, "main"))
+    store.commit(receiver.take(Stream.METRICS, 0, b"loss is 0.5\n" * 2), 1.0)
+    store.close()
+    code, out, err = nnictl("trial", "ls", "abc11111")
+    assert (code, "t0" in out) == (0, True)
+    assert err.startswith("WARNING: trial t1: 24 bytes of its metrics were no records and do not count; ")
+    assert err.count("\n") == 1
+
+
 def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_experiment, unused_port):
     an_experiment("abc11111", port=unused_port)
     code, _, err = nnictl("trial", "ls")
     assert code == 1
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
+
+
+def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, monkeypatch):
+    summaries = [
+        ("", 1),
+        ("", 1),
+        ("cannot write db: disk full\nmore", 1),
+        ("cannot write db: disk full", 1),
+        ("", 2),
+    ]
+    last = {"id": "abc11111", "problem": "", "counts": {"RUNNING": 1, "WAITING": 0}}
+    answers = iter([last, *({**last, "problem": problem, "counts": {"RUNNING": running, "WAITING": 0}}
+                            for problem, running in summaries)])  # fmt: skip
+    lines = []
+    with an_http_manager(lambda: next(answers, last)) as port, contextlib.ExitStack() as owner:
+        folder = an_experiment("abc11111")
+        owner.enter_context(folder.owned())
+        with subprocess.Popen(["true"]) as over:
+            pass
+        folder.write_process(ManagerProcess(over.pid, "127.0.0.1", port, __version__))
+
+        def report(line):
+            lines.append(line)
+            if len(lines) == 3:
+                owner.close()  # the manager ends
+
+        monkeypatch.setattr(manager_process, "_REPORT_EVERY_S", 0.0)
+        manager_process.stop_experiment(resolve("abc11111"), report)
+    assert lines == ["1 trial has not ended yet", "cannot write db: disk full", "2 trials have not ended yet"]
+
+
+@contextlib.contextmanager
+def an_http_manager(answer):
+    """A server on this machine that answers GET with `answer()`, and DELETE with nothing; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.reply(answer())
+
+        def do_DELETE(self):
+            self.reply({})
+
+        def reply(self, document):
+            body = json.dumps(document).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            serving.join(10)
 
 
 @pytest.fixture

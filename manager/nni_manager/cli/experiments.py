@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from nni_manager.cli.client import ManagerClient, ManagerSilent
+from nni_manager.cli.client import ManagerClient, ManagerSilent, RequestRefused
 from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.store.folders import (
     ExperimentFolder,
@@ -37,7 +40,7 @@ class KnownExperiment:
 
     def running_process(self) -> ManagerProcess | None:
         """The manager that owns it now; None when none does."""
-        now = _look(self.folder)
+        now = _look(self.folder, _managers_by_folder)
         return None if now is None else now.manager
 
     def client(self) -> ManagerClient | None:
@@ -48,6 +51,28 @@ class KnownExperiment:
         """All trials, from its manager or, when none runs, from what is stored."""
         client = self.client()
         return stored_trials(self.folder) if client is None else client.get("/trial-jobs")
+
+    def trial(self, trial_id: str) -> dict[str, Any]:
+        """One trial, from its manager or from what is stored.
+
+        Raises:
+            UserMistake: there is no such trial.
+        """
+        client, unknown = self.client(), None
+        found: dict[str, Any] | None = None
+        if client is None:
+            found = stored_trial(self.folder, trial_id)
+        else:
+            try:
+                found = client.get(f"/trial-jobs/{quote(trial_id, safe='')}")
+            except RequestRefused as error:
+                unknown = error
+        if found is None:
+            raise UserMistake(
+                f"cannot find trial {trial_id!r} in experiment {self.experiment_id}; "
+                f"`nnictl trial ls {self.experiment_id}` shows those there are"
+            ) from unknown
+        return found
 
     def profile(self) -> dict[str, Any]:
         """NNI's profile, from its manager or from what is stored."""
@@ -77,7 +102,9 @@ class KnownExperiment:
 
 def known_experiments() -> list[KnownExperiment]:
     """All experiments of this user that have a folder or a manager, by id."""
-    looks = [_look(folder) for folder in Registry.of_user().all()]
+    # Folders that are gone stay in the registry, and all of them together cost one look at the processes.
+    managers = functools.cache(_managers_by_folder)
+    looks = [_look(folder, managers) for folder in Registry.of_user().all()]
     return [known for known in looks if known is not None]
 
 
@@ -90,16 +117,18 @@ def spoilt_lines() -> list[dict[str, Any]]:
     ]
 
 
-def _look(folder: ExperimentFolder) -> KnownExperiment | None:
+def _look(
+    folder: ExperimentFolder, managers: Callable[[], dict[Path, ManagerProcess]]
+) -> KnownExperiment | None:
     """None: nothing is stored of it any more, and no manager runs."""
     try:
         manager, has_database = folder.running_process(), folder.has_database()
     except FolderUnreadable as error:
-        return KnownExperiment(folder, _manager_by_command_line(folder), str(error))
+        return KnownExperiment(folder, managers().get(folder.path), str(error))
     if has_database:
         return KnownExperiment(folder, manager)
     # A manager outlives its folder: it holds its ports, and its trials run.
-    manager = manager or _manager_by_command_line(folder)
+    manager = manager or managers().get(folder.path)
     if manager is None:
         return None
     name = folder.experiment_id
@@ -110,20 +139,23 @@ def _look(folder: ExperimentFolder) -> KnownExperiment | None:
     )
 
 
-def _manager_by_command_line(folder: ExperimentFolder) -> ManagerProcess | None:
-    """The manager of a folder that cannot tell it."""
+def _managers_by_folder() -> dict[Path, ManagerProcess]:
+    """The managers that run, by their command lines: for folders that cannot tell."""
     import psutil
 
+    found = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         options = dict(itertools.pairwise(words))
         if (
-            (options.get("-m"), options.get("--folder")) == ("nni_manager", str(folder.path))
-            and "--host" in options
+            options.get("-m") == "nni_manager"
+            and {"--folder", "--host"} <= options.keys()
             and options.get("--port", "").isdecimal()
         ):
-            return ManagerProcess(process.pid, options["--host"], int(options["--port"]), "unknown")
-    return None
+            found[Path(options["--folder"])] = ManagerProcess(
+                process.pid, options["--host"], int(options["--port"]), "unknown"
+            )
+    return found
 
 
 def running_experiments() -> list[KnownExperiment]:
@@ -196,6 +228,25 @@ def stored_trials(folder: ExperimentFolder) -> list[dict[str, Any]]:
     return [trial_view(picture, trial) for trial in picture.experiment.trials.values()]
 
 
+def stored_trial(folder: ExperimentFolder, trial_id: str) -> dict[str, Any] | None:
+    """One trial of an experiment without a manager; None when there is none of that id."""
+    from nni_manager.engine.picture import Picture
+    from nni_manager.engine.views import trial_view
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(folder.database) as reader:
+        found = reader.trial(trial_id)
+    return None if found is None else trial_view(Picture.stored(folder, has_trials=False), found)
+
+
+def garbage_bytes(folder: ExperimentFolder) -> dict[str, int]:
+    """How many bytes of a trial's metrics were no record, by trial; read beside a manager that may run."""
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(folder.database) as reader:
+        return reader.garbage_bytes()
+
+
 def stored_summary(folder: ExperimentFolder) -> dict[str, Any]:
     """The end of an experiment whose manager has gone: status, errors, counts, and its best and failed trials."""
     from nni_manager.engine.picture import Picture
@@ -217,7 +268,7 @@ def stored_metadata(folder: ExperimentFolder) -> dict[str, Any]:
     from nni_manager.engine.picture import Picture
     from nni_manager.engine.views import metadata_view
 
-    return metadata_view(Picture.stored(folder))
+    return metadata_view(Picture.stored(folder, has_trials=False))
 
 
 def stored_status(folder: ExperimentFolder) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from nni_manager.cli.client import api_url
 from nni_manager.cli.experiments import (
     KnownExperiment,
     beginning_with,
+    garbage_bytes,
     known_experiments,
     resolve,
     running_experiments,
@@ -279,21 +280,28 @@ def _stay(known: KnownExperiment) -> int:
 
 
 def _stop_after_interrupt(known: KnownExperiment) -> int:
-    """Ctrl-C: stop the experiment. Once more: only make its manager leave, at once."""
+    """Ctrl-C: stop the experiment. Once more: do not wait for its trials to end, and make its manager leave at once."""
     from nni_manager.cli.manager_process import leave, stop_experiment
 
     name = known.experiment_id
     try:
         if known.running_process() is not None:
-            output.info(f"Stopping experiment {name} (Ctrl-C once more leaves its trials running)")
+            output.info(f"Stopping experiment {name} (Ctrl-C once more does not wait for its trials to end)")
             stop_experiment(known, output.info)
         output.info(f"Stop experiment success. `nnictl resume {name}` goes on with it.")
     except KeyboardInterrupt:
         leave(known)
-        output.warning(
-            f"experiment {name} is left as it is, and trials may still run: `nnictl resume {name}` finds them, "
-            f"and `nnictl stop {name}` then stops them"
-        )
+        state = stored_status(known.folder)["status"]
+        if state in ("STOPPING", "STOPPED"):
+            output.warning(
+                f"experiment {name} ends without its manager: every trial was told to stop, and one that does not "
+                f"is killed after its grace period; `nnictl resume {name}` takes note of how they ended, and goes on"
+            )
+        else:
+            output.warning(
+                f"experiment {name} is left as it is ({state}), and trials may still run: `nnictl resume {name}` "
+                f"finds them, and `nnictl stop {name}` then stops them"
+            )
     return INTERRUPTED
 
 
@@ -420,8 +428,9 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
         if "problem" in line:
             output.warning(f"experiment {line['id']}: {line['problem']}")
         elif _has_died(line):
+            how = "left while its trials were ending" if line["status"] == "STOPPING" else "died"
             output.warning(
-                f"the manager of experiment {line['id']} died; `nnictl resume {line['id']}` goes on with it"
+                f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` goes on with it"
             )
 
 
@@ -454,7 +463,7 @@ def status(experiment_id: str | None) -> None:
     if not stored["isOver"]:
         name = known.experiment_id
         output.warning(
-            f"the manager of experiment {name} died, this is its last status; `nnictl resume {name}` goes on"
+            f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` goes on"
         )
 
 
@@ -497,6 +506,13 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
     headings = ["no.", "trial", "state", "value", "time", "parameters"]
     output.console().print(output.table(headings, rows, right=("no.", "value", "time")))
+    garbage = {} if known.problem else garbage_bytes(known.folder)
+    for each in shown:
+        if each["id"] in garbage:
+            output.warning(
+                f"trial {each['id']}: {garbage[each['id']]} bytes of its metrics were no records and do not count; "
+                "see what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed while it reported"
+            )
 
 
 @trial.command(epilog=_example("nnictl trial kill --trial-id aB3dE", "nnictl trial kill GvTf2bVe -T aB3dE"))
@@ -589,17 +605,11 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
     from nni_manager.cli import watch
 
     known = resolve(experiment_id)
-    trials = known.trials()
     if trial_id is None:
-        for each in trials:
+        for each in known.trials():
             output.plain(f"trial {each['id']}: {each['logPath']}")
         return
-    asked = next((each for each in trials if each["id"] == trial_id), None)
-    if asked is None:
-        raise UserMistake(
-            f"cannot find trial {trial_id!r} in experiment {known.experiment_id}; "
-            f"`nnictl trial ls {known.experiment_id}` shows those there are"
-        )
+    asked = known.trial(trial_id)
     path = _trial_log(known, trial_id, stream)
     if path is None:
         why = f" ({watch.why(asked)})" if asked["message"].strip() else ""

@@ -9,9 +9,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -184,7 +184,7 @@ def _end_half_started(folder: ExperimentFolder, child: subprocess.Popen[bytes], 
 def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:
     """Stop a running experiment: its trials are cancelled, its data stays, its manager has ended afterwards.
 
-    `report` is told now and then what is still being waited for.
+    `report` is told what is still being waited for, or why nothing can be stored at present, whenever that changes.
 
     Raises:
         ManagerStuck: the manager had to be ended without that; the message says what may go on.
@@ -243,7 +243,7 @@ def _wait_until_gone(
 ) -> bool:
     process = known.running_process()
     now_s = time.monotonic()
-    gives_up_at_s, reports_at_s = now_s + within_s, now_s + _REPORT_EVERY_S
+    gives_up_at_s, reports_at_s, reported = now_s + within_s, now_s + _REPORT_EVERY_S, ""
     while known.running_process() is not None:
         now_s = time.monotonic()
         if now_s > gives_up_at_s:
@@ -251,8 +251,10 @@ def _wait_until_gone(
         if client is not None and now_s > reports_at_s:
             reports_at_s = now_s + _REPORT_EVERY_S
             with contextlib.suppress(ManagerSilent):  # it is about to end
-                counts = client.summary()["counts"]
-                report(f"{counts['RUNNING'] + counts['WAITING']} trials have not ended yet")
+                waited_for = _waited_for(client.summary())
+                if waited_for != reported:
+                    reported = waited_for
+                    report(waited_for)
         time.sleep(_POLL_S)
     if process is not None:
         # It has let go of the experiment; Python still needs a moment to end.
@@ -263,3 +265,12 @@ def _wait_until_gone(
             finally:
                 os.close(descriptor)
     return True
+
+
+def _waited_for(summary: Mapping[str, Any]) -> str:
+    # A trial is over when its end is stored, so a full disk keeps all of them from ending.
+    problem = str(summary["problem"])
+    if problem:
+        return problem.strip().splitlines()[0]
+    count = summary["counts"]["RUNNING"] + summary["counts"]["WAITING"]
+    return "1 trial has not ended yet" if count == 1 else f"{count} trials have not ended yet"

@@ -40,7 +40,7 @@ class TunerConfig:
 class LocalConfig:
     """How trials share the GPUs of this machine. `gpu_indices` None means all of them.
 
-    A GPU in use by others is left alone unless `may_use_active_gpu`.
+    `may_use_active_gpu` is kept as written and has no effect: a GPU in use by others is not spared.
     """
 
     gpu_indices: tuple[int, ...] | None = None
@@ -53,7 +53,8 @@ class ExperimentConfig:
     """One checked experiment. Paths are absolute; `code_dir` was a folder when the file was read.
 
     `max_exec_duration_s` and `max_trial_number` None mean no limit. `gpu_num` None leaves CUDA_VISIBLE_DEVICES of a
-    trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from.
+    trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from. `nni_manager_ip` is kept
+    as written and has no effect: keepers run on the manager's machine.
     """
 
     experiment_name: str

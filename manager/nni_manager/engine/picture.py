@@ -39,8 +39,8 @@ class Picture:
     keepers: int = 0
 
     @classmethod
-    def stored(cls, folder: ExperimentFolder) -> "Picture":
-        """The last that was stored of an experiment.
+    def stored(cls, folder: ExperimentFolder, *, has_trials: bool = True) -> "Picture":
+        """The last that was stored of an experiment; without its trials, which cost most, unless `has_trials`.
 
         Raises:
             StoreUnusable: its database cannot be read.
@@ -49,5 +49,6 @@ class Picture:
             stored = reader.experiment()
             config = ExperimentConfig.from_json(stored.config)
             experiment = experiment_of(stored, config)
-            experiment.restore(reader.trials())
+            if has_trials:
+                experiment.restore(reader.trials())
         return cls(config, folder, experiment, stored.created_at_s, stored.ended_at_s, stored.active_s)

@@ -22,6 +22,9 @@ ON CONFLICT (trial_id) DO UPDATE SET started_at_s = excluded.started_at_s, ended
 -- name: get_trials -- all, in the order they were made
 SELECT * FROM trial ORDER BY sequence_id;
 
+-- name: get_trial -- one
+SELECT * FROM trial WHERE trial_id = :trial_id;
+
 -- name: move_offset -- a stream is durable up to here
 INSERT INTO stream (trial_id, attempt, task, stream, durable_offset, garbage_bytes)
 VALUES (:trial_id, :attempt, :task, :stream, :durable_offset, :garbage_bytes)
@@ -35,8 +38,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: get_offsets -- how far the streams of an attempt are durable
 SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task;
 
--- name: get_garbage -- bytes of a trial's metrics that were no record
-SELECT coalesce(sum(garbage_bytes), 0) AS garbage_bytes FROM stream WHERE trial_id = :trial_id;
+-- name: get_garbage -- the trials whose metrics hold bytes that were no record, and how many
+SELECT trial_id, sum(garbage_bytes) AS garbage_bytes FROM stream WHERE garbage_bytes > 0 GROUP BY trial_id;
 
 -- name: get_metrics_of_trial -- the records that count, in the order they were written
 SELECT metric.* FROM metric JOIN trial USING (trial_id)
@@ -58,4 +61,9 @@ GROUP BY trial_id;
 -- name: get_progress_of_trials -- how many intermediate results of each trial count, and the newest of them
 SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FROM metric JOIN trial USING (trial_id)
 WHERE metric.attempt = trial.attempt AND NOT is_final
+GROUP BY trial_id;
+
+-- name: get_progress_of_trial -- how many intermediate results of one trial count, and the newest of them
+SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FROM metric JOIN trial USING (trial_id)
+WHERE trial_id = :trial_id AND metric.attempt = trial.attempt AND NOT is_final
 GROUP BY trial_id;

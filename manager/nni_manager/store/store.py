@@ -357,8 +357,16 @@ class StoreReader:
 
     def trials(self) -> list[Trial]:
         """All trials, in the order they were made."""
+        return self._trials("get_trials", "get_progress_of_trials", {})
+
+    def trial(self, trial_id: str) -> Trial | None:
+        """One trial; None when there is none of that id."""
+        found = self._trials("get_trial", "get_progress_of_trial", {"trial_id": trial_id})
+        return found[0] if found else None
+
+    def _trials(self, query: str, progress_query: str, values: Mapping[str, Any]) -> list[Trial]:
         progress = {
-            row["trial_id"]: (row["value"], row["count"]) for row in self._rows("get_progress_of_trials")
+            row["trial_id"]: (row["value"], row["count"]) for row in self._rows(progress_query, values)
         }
         return [
             Trial(
@@ -381,7 +389,7 @@ class StoreReader:
                 *progress.get(row["trial_id"], (None, 0)),
                 row["peak_usage"] and PeakUsage.from_json(row["peak_usage"]),
             )
-            for row in self._rows("get_trials")
+            for row in self._rows(query, values)
         ]
 
     def offsets(self, key: AttemptKey) -> dict[Stream, int]:
@@ -389,10 +397,9 @@ class StoreReader:
         values = {"trial_id": key.trial_id, "attempt": key.attempt, "task": key.task}
         return {Stream(row["stream"]): row["durable_offset"] for row in self._rows("get_offsets", values)}
 
-    def garbage_bytes(self, trial_id: str) -> int:
-        """Bytes of the trial's metrics file that were no record."""
-        (row,) = self._rows("get_garbage", {"trial_id": trial_id})
-        return int(row["garbage_bytes"])
+    def garbage_bytes(self) -> dict[str, int]:
+        """How many bytes of a trial's metrics files were no record, by trial; those without any are absent."""
+        return {row["trial_id"]: row["garbage_bytes"] for row in self._rows("get_garbage")}
 
     def metrics_of(self, trial_id: str, is_final: bool | None = None) -> list[MetricRow]:
         """The records of a trial that count, in the order they were written."""

@@ -1,0 +1,45 @@
+"""What the documentation names is what there is."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from nni_manager.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def text_of(name):
+    return (ROOT / name).read_text()
+
+
+def all_commands(group=main.cli, path=()):
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from all_commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("command", list(all_commands()), ids=" ".join)
+def test_every_command_of_nnictl_is_in_the_readme_and_in_the_changelog(command):
+    *group, name = command
+    assert (" ".join(command) if group else f"nnictl {name}") in text_of("README.md")
+    # A group's commands share one mention: `trial ls|kill`.
+    assert re.search(
+        rf"`{' '.join(group)} [\w|]*\b{name}\b" if group else rf"`{name}`", text_of("CHANGELOG.md")
+    )
+
+
+@pytest.mark.parametrize("key", ["nniManagerIp", "useActiveGpu"])
+def test_a_key_without_effect_is_said_to_have_none(key):
+    (row,) = [line for line in text_of("docs/experiment-file.md").splitlines() if f"| `{key}` |" in line]
+    assert "without effect" in row
+
+
+def test_how_bash_runs_a_command_is_documented_with_the_way_out():
+    page = text_of("docs/experiment-file.md")
+    assert "bash -e -o pipefail -c" in page
+    assert "|| true" in page
