@@ -67,15 +67,3 @@ class CommandNotStarted(UserMistake):
     """The trial's command could not be started."""
 
     exit_code: ClassVar[int] = KeeperExit.COMMAND
-
-
-class Refused(UserMistake):
-    """The manager refused this keeper: wrong token, or a job it does not know."""
-
-    exit_code: ClassVar[int] = KeeperExit.REFUSED
-
-
-class CodeNotUnpacked(UserMistake):
-    """The snapshot of the trial's code cannot be unpacked."""
-
-    exit_code: ClassVar[int] = KeeperExit.CODE

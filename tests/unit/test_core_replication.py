@@ -79,7 +79,7 @@ def test_a_manager_that_lost_its_store_gets_everything_again(a_replication) -> N
 def test_a_size_that_shrinks_is_not_believed(a_replication) -> None:
     replication = a_replication(size=10)
     replication.grew({METRICS: 2})
-    assert replication.undelivered_bytes == 10
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
 
 
 def test_what_the_manager_read_from_the_workspace_itself_is_not_sent(a_replication) -> None:
@@ -91,22 +91,23 @@ def test_what_the_manager_read_from_the_workspace_itself_is_not_sent(a_replicati
 
 
 def test_an_older_confirmation_changes_nothing(a_replication) -> None:
-    replication = a_replication(size=10)
+    window_bytes = module.METRICS_WINDOW_BYTES
+    replication = a_replication(size=window_bytes * 2)
+    replication.next_chunks()
     replication.confirmed({METRICS: 8})
     replication.confirmed({METRICS: 3})
-    assert replication.undelivered_bytes == 2
+    assert replication.next_chunks() == [ChunkToSend(METRICS, window_bytes, 8)]
 
 
 def test_a_confirmation_of_a_stream_that_is_not_replicated_is_ignored(a_replication) -> None:
     replication = a_replication(size=10)
     replication.confirmed({STDOUT: 99})
-    assert replication.undelivered_bytes == 10
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
 
 
 def test_a_keeper_that_has_not_looked_yet_sends_nothing_the_manager_has(a_replication) -> None:
     replication = a_replication(size=0, durable=10)
     assert replication.next_chunks() == []
-    assert replication.undelivered_bytes == 0
     replication.grew({METRICS: 12})
     assert replication.next_chunks() == [ChunkToSend(METRICS, 10, 2)]
 
@@ -141,23 +142,6 @@ def test_bytes_after_the_end_do_not_count(a_replication) -> None:
     replication.ended({METRICS: 12})
     replication.grew({METRICS: 20})
     assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 12)]
-
-
-def test_delivered_means_ended_and_everything_confirmed(a_replication) -> None:
-    replication = a_replication(size=10)
-    replication.next_chunks()
-    replication.confirmed({METRICS: 10})
-    assert not replication.is_delivered
-    replication.ended({METRICS: 12})
-    assert not replication.is_delivered
-    replication.confirmed({METRICS: 12})
-    assert replication.is_delivered
-
-
-def test_an_attempt_that_wrote_nothing_is_delivered_when_it_ends() -> None:
-    replication = Replication([METRICS, STDOUT])
-    replication.ended({METRICS: 0, STDOUT: 0})
-    assert replication.is_delivered
 
 
 def test_the_final_size_of_every_stream_is_needed() -> None:

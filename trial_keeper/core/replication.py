@@ -57,18 +57,6 @@ class Replication:
         """What is replicated, most urgent first."""
         return tuple(self._progress)
 
-    @property
-    def undelivered_bytes(self) -> int:
-        """Bytes in the files that the manager has not confirmed."""
-        return sum(max(progress.size - progress.durable, 0) for progress in self._progress.values())
-
-    @property
-    def is_delivered(self) -> bool:
-        """Whether every stream has its final size and the manager has confirmed all of it."""
-        return self._final_sizes is not None and all(
-            self._progress[stream].durable >= size for stream, size in self._final_sizes.items()
-        )
-
     def grew(self, sizes: Offsets) -> None:
         """The files have these sizes now. A size that shrank is ignored: what was appended stays appended."""
         for stream, size in sizes.items():
