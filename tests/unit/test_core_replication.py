@@ -149,6 +149,53 @@ def test_the_final_size_of_every_stream_is_needed() -> None:
         Replication([METRICS, STDOUT]).ended({METRICS: 0})
 
 
+@pytest.mark.parametrize(("size", "end"), [(0, 10), (10, 10), (17, 17)])
+def test_a_stream_ends_where_its_file_was_cut_or_at_what_was_sent(a_replication, size, end) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.grew({METRICS: 20})
+    (unreadable,) = replication.next_chunks()
+    assert replication.cut(METRICS, unreadable.offset, size) == end
+    assert not replication.is_due(unreadable)
+    assert replication.next_chunks() == ([ChunkToSend(METRICS, 10, end - 10)] if end > 10 else [])
+    replication.grew({METRICS: 99})
+    assert replication.next_chunks() == []
+    assert replication.final_sizes({METRICS: 99}) == {METRICS: end}
+
+
+def test_a_cut_stream_whose_last_bytes_were_lost_with_the_link_ends_earlier(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.grew({METRICS: 20})
+    replication.next_chunks()
+    replication.cut(METRICS, 10, 2)
+    replication.link_came_up({METRICS: 4})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 4, 6)]
+    assert replication.cut(METRICS, 4, 2) == 4
+    assert replication.final_sizes({METRICS: 2}) == {METRICS: 4}
+
+
+def test_a_cut_leaves_the_other_streams_alone() -> None:
+    replication = Replication([METRICS, STDOUT])
+    replication.grew({METRICS: 5, STDOUT: 5})
+    replication.link_came_up({})
+    metrics, _ = replication.next_chunks()
+    replication.cut(STDOUT, 0, 0)
+    assert replication.is_due(metrics)
+    replication.grew({METRICS: 9, STDOUT: 9})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 5, 4)]
+
+
+@pytest.mark.parametrize("link_is_up", [True, False])
+def test_what_a_file_lost_before_the_end_counts_if_the_manager_may_have_it(a_replication, link_is_up) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.confirmed({METRICS: 6})
+    if not link_is_up:
+        replication.link_went_down()
+    assert replication.final_sizes({METRICS: 3}) == {METRICS: 10 if link_is_up else 6}
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["grow", "confirm"]), st.integers(0, 2_000_000)),
