@@ -73,15 +73,3 @@ class WarmStartRefused(UserMistake):
     """A trial cannot be a fork of a warm interpreter; it is started plainly instead."""
 
     exit_code: ClassVar[int] = KeeperExit.COMMAND
-
-
-class Refused(UserMistake):
-    """The manager refused this keeper: wrong token, or a job it does not know."""
-
-    exit_code: ClassVar[int] = KeeperExit.REFUSED
-
-
-class CodeNotUnpacked(UserMistake):
-    """The snapshot of the trial's code cannot be unpacked."""
-
-    exit_code: ClassVar[int] = KeeperExit.CODE

@@ -51,16 +51,6 @@ class KeeperExit(IntEnum):
         "the trial's command could not be started",
         "use an image with bash, and check that the code folder exists and the user may enter it",
     )
-    REFUSED = (
-        105,
-        "the manager refused this keeper",
-        "stop this job: its token is of another experiment, or the manager no longer knows the job",
-    )
-    CODE = (
-        106,
-        "the snapshot of the trial's code cannot be unpacked",
-        "free some space, or create the experiment again if code-*.tar.gz in the workspace is damaged",
-    )
     OUTSIDE = (
         109,
         "something the keeper depends on failed for the moment",

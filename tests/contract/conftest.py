@@ -309,7 +309,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @invariant()
     def over_means_the_store_has_all(self) -> None:
-        if self.replication.is_delivered or self.receiver.is_complete or self.is_closed:
+        if self.receiver.is_complete or self.is_closed:
             assert self.store.has_all(self.files)
 
     @invariant()

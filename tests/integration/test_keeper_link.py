@@ -348,6 +348,77 @@ def test_a_trial_that_cuts_its_own_files_ends_and_is_told(site):
     assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
 
 
+CUTTING = """
+import os, sys
+import nni_sdk as nni
+nni.get_next_parameter()
+sys.stdout.write("y" * 2_000_000)
+sys.stdout.flush()
+nni.report_intermediate_result("written")
+open("written").read()
+os.truncate(os.environ["NNI_OUTPUT_DIR"] + "/stdout", {size})
+for i in range(100):
+    nni.report_intermediate_result(i)
+if {goes_on}:
+    open("noticed").read()
+    print("z" * 3_000_000, flush=True)
+    for i in range(100, 200):
+        nni.report_intermediate_result(i)
+nni.report_final_result("done")
+"""
+
+
+@pytest.fixture
+def cutting_site(site):
+    """Its trial cuts its own stdout to a size while the manager, who stores nothing, has one window of it."""
+
+    def begin(size, *, goes_on):
+        site.gate("written")
+        site.gate("noticed")
+        site.manager.commits = False
+        site.add_python_trial(CUTTING.format(size=size, goes_on=goes_on))
+        keeper = site.start_keeper(collect_logs=True)
+        site.manager.wait_for(
+            lambda: site.manager.arrived(Stream.STDOUT) == LOG_WINDOW_BYTES, "a window of stdout is there"
+        )
+        site.open_gate("written")
+        return site, keeper
+
+    return begin
+
+
+@pytest.mark.parametrize("size", [0, 1000, LOG_WINDOW_BYTES + 100_000])
+def test_a_stream_that_a_running_trial_cuts_ends_and_the_others_go_on(cutting_site, size):
+    site, keeper = cutting_site(size, goes_on=True)
+    site.manager.wait_for_bytes(b', "value": "99"')
+    site.manager.commit_again()
+    site.manager.wait_for_bytes(b"somebody cut the file of stdout", Stream.KEEPER)
+    site.open_gate("noticed")
+    assert keeper.wait() == 0
+    assert site.manager.stored() == site.file()
+    assert len(site.manager.store.records[KEY]) == 202
+    assert site.manager.stored(Stream.STDOUT) == b"y" * max(size, LOG_WINDOW_BYTES)
+    assert site.manager.stored(Stream.KEEPER) == site.file(Stream.KEEPER)
+    assert keeper.stderr.count("somebody cut") == 1
+    assert site.manager.hellos == 1
+    assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
+
+
+def test_a_cut_that_only_another_manager_finds_is_told_to_it(cutting_site):
+    site, keeper = cutting_site(1000, goes_on=False)
+    assert site.manager.wait_for_message(TrialEnded).final_sizes[Stream.STDOUT] == LOG_WINDOW_BYTES
+    site.manager.die()
+    site.manager.commits = True
+    site.manager.start()
+    assert keeper.wait() == 0
+    assert site.manager.stored() == site.file()
+    assert len(site.manager.store.records[KEY]) == 102
+    assert site.manager.stored(Stream.STDOUT) == b"y" * 1000
+    assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
+    assert exit_of(site).final_sizes[Stream.STDOUT] == 1000
+    assert site.manager.hellos == 2
+
+
 def test_a_trial_that_removes_its_own_folder_ends_and_is_told(site):
     site.add_trial('cd /; rm -r "$NNI_SYS_DIR"; exit 9')
     keeper = site.start_keeper(collect_logs=True)

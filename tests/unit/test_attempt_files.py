@@ -192,6 +192,17 @@ def test_a_failed_read_gives_nothing_and_the_next_one_all(folder, tail):
     assert tail.read(Stream.STDOUT, 0, 3) == b"abc"
 
 
+def test_a_file_that_somebody_cut_is_told_from_one_that_cannot_be_read_now(folder, tail):
+    append(folder, Stream.STDOUT, b"abcdef")
+    tail.sizes()
+    assert tail.cut_size(Stream.STDOUT, 6) is None
+    os.truncate(folder.stream(Stream.STDOUT), 2)
+    assert tail.cut_size(Stream.STDOUT, 6) == 2
+    os.close(tail._descriptors[Stream.STDOUT])
+    assert tail.cut_size(Stream.STDOUT, 6) is None
+    assert tail.cut_size(Stream.STDOUT, 6) == 2
+
+
 @pytest.mark.parametrize(
     ("content", "longest", "text"),
     [

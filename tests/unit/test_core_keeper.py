@@ -1,5 +1,6 @@
 """The keeper, with hours of faults played in milliseconds: nothing here waits, and nothing is mocked."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -24,6 +25,7 @@ from trial_keeper.core.events import (
     SignalTrial,
     SpawnFailed,
     SpawnTrial,
+    StreamCut,
     StreamsGrew,
     TimePassed,
     TrialAssigned,
@@ -469,6 +471,31 @@ def test_leave_after_the_end_ends_the_keeper_at_once(play: Play) -> None:
 # ---- everything at once
 
 
+# ---- a file that somebody cuts
+
+
+def test_a_stream_that_was_cut_ends_there_and_the_link_stays(play: Play) -> None:
+    play.running()
+    play.at(1, grew(100))
+    assert play.at(2, StreamCut(KEY, Stream.METRICS, 0, 30)) == [
+        SendChunk(KEY, ChunkToSend(Stream.METRICS, 0, 30))
+    ]
+    assert "somebody cut the file of metrics to 30 bytes" in play.log[-1]
+    assert play.at(3, grew(200)) == []
+    assert end_in(play.at(4, exited(0, size=200))) == ended(ExitReason.SUCCEEDED, 0, 30)
+
+
+def test_a_cut_that_is_found_after_the_end_is_recorded_and_told(play: Play) -> None:
+    play.running()
+    play.at(1, exited(0, size=100))
+    end = ended(ExitReason.SUCCEEDED, 0, 30)
+    assert play.at(2, StreamCut(KEY, Stream.METRICS, 0, 30)) == [
+        RecordExit(end),
+        Send(end),
+        SendChunk(KEY, ChunkToSend(Stream.METRICS, 0, 30)),
+    ]
+
+
 class KeeperLife(RuleBasedStateMachine):
     """Every order of events a host can produce."""
 
@@ -478,15 +505,24 @@ class KeeperLife(RuleBasedStateMachine):
         self.now_s = 0.0
         self.effects: list[Effect] = []
         self.size = self.sent = 0
+        self.end_of_stream = math.inf
+        self.last_chunk: ChunkToSend | None = None
+        """What the host is about to read."""
         self.is_running = self.is_spawned = self.is_connecting = self.is_up = False
-        self.manager_has_moved = False
+        self.manager_has_moved = self.is_cutting = False
         self.recorded: TrialEnded | None = None
         self.exits: list[int] = []
         self.stops: list[ExitReason] = []
         self._post(TrialAssigned(KEY))
 
+    @property
+    def counted(self) -> int:
+        """The bytes that are in the file, and before any cut."""
+        return int(min(self.size, self.end_of_stream))
+
     def _post(self, event: Event) -> None:
         was_over = bool(self.exits)
+        self.last_chunk = None
         effects = self.keeper.handle(event, self.now_s)
         assert not (was_over and effects), "nothing comes after Exit"
         for position, effect in enumerate(effects):
@@ -505,14 +541,16 @@ class KeeperLife(RuleBasedStateMachine):
                 assert self.is_up
                 assert chunk.offset == self.sent
                 self.sent += chunk.size_bytes
-                assert self.sent <= self.size
+                assert self.sent <= self.counted
+                self.last_chunk = chunk
             case Send(message=message):
                 assert self.is_up
                 if isinstance(message, TrialEnded):
                     assert message == self.recorded, "an end is recorded before it is told"
             case RecordExit(ended=end):
-                assert self.recorded is None, "an end is recorded once"
+                assert self.recorded is None or self.is_cutting, "an end is recorded once"
                 assert not self.is_running
+                assert end.final_sizes[Stream.METRICS] <= self.end_of_stream
                 self.recorded = end
             case SignalTrial():
                 assert self.is_running
@@ -537,6 +575,18 @@ class KeeperLife(RuleBasedStateMachine):
         self.size += more
         self._post(grew(self.size))
 
+    @precondition(lambda self: self.last_chunk is not None)
+    @rule(share=st.floats(0, 1, exclude_max=True))
+    def find_file_cut(self, share: float) -> None:
+        chunk = self.last_chunk
+        assert chunk is not None
+        size = int((chunk.offset + chunk.size_bytes) * share)
+        self.sent = chunk.offset
+        self.end_of_stream = min(self.end_of_stream, max(chunk.offset, size))
+        self.is_cutting = True
+        self._post(StreamCut(KEY, Stream.METRICS, chunk.offset, size))
+        self.is_cutting = False
+
     @precondition(lambda self: self.is_running)
     @rule(how=st.sampled_from([(0, None), (1, None), (None, 9), (None, 15)]), more=st.integers(0, 1000))
     def end(self, how: tuple[int | None, int | None], more: int) -> None:
@@ -551,7 +601,7 @@ class KeeperLife(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1), closed=st.sampled_from([False, False, False, True]))
     def open_link(self, share: float, closed: bool) -> None:
         self.is_connecting, self.is_up = False, True
-        self.sent = int(self.size * share)
+        self.sent = int(self.counted * share)
         if closed and self.is_running:
             self.stops.append(ExitReason.JOB_LOST)
         self._post(welcome({Stream.METRICS: self.sent}, closed=closed))

@@ -79,7 +79,7 @@ def test_a_manager_that_lost_its_store_gets_everything_again(a_replication) -> N
 def test_a_size_that_shrinks_is_not_believed(a_replication) -> None:
     replication = a_replication(size=10)
     replication.grew({METRICS: 2})
-    assert replication.undelivered_bytes == 10
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
 
 
 def test_what_the_manager_read_from_the_workspace_itself_is_not_sent(a_replication) -> None:
@@ -91,22 +91,23 @@ def test_what_the_manager_read_from_the_workspace_itself_is_not_sent(a_replicati
 
 
 def test_an_older_confirmation_changes_nothing(a_replication) -> None:
-    replication = a_replication(size=10)
+    window_bytes = module.METRICS_WINDOW_BYTES
+    replication = a_replication(size=window_bytes * 2)
+    replication.next_chunks()
     replication.confirmed({METRICS: 8})
     replication.confirmed({METRICS: 3})
-    assert replication.undelivered_bytes == 2
+    assert replication.next_chunks() == [ChunkToSend(METRICS, window_bytes, 8)]
 
 
 def test_a_confirmation_of_a_stream_that_is_not_replicated_is_ignored(a_replication) -> None:
     replication = a_replication(size=10)
     replication.confirmed({STDOUT: 99})
-    assert replication.undelivered_bytes == 10
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
 
 
 def test_a_keeper_that_has_not_looked_yet_sends_nothing_the_manager_has(a_replication) -> None:
     replication = a_replication(size=0, durable=10)
     assert replication.next_chunks() == []
-    assert replication.undelivered_bytes == 0
     replication.grew({METRICS: 12})
     assert replication.next_chunks() == [ChunkToSend(METRICS, 10, 2)]
 
@@ -143,26 +144,56 @@ def test_bytes_after_the_end_do_not_count(a_replication) -> None:
     assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 12)]
 
 
-def test_delivered_means_ended_and_everything_confirmed(a_replication) -> None:
-    replication = a_replication(size=10)
-    replication.next_chunks()
-    replication.confirmed({METRICS: 10})
-    assert not replication.is_delivered
-    replication.ended({METRICS: 12})
-    assert not replication.is_delivered
-    replication.confirmed({METRICS: 12})
-    assert replication.is_delivered
-
-
-def test_an_attempt_that_wrote_nothing_is_delivered_when_it_ends() -> None:
-    replication = Replication([METRICS, STDOUT])
-    replication.ended({METRICS: 0, STDOUT: 0})
-    assert replication.is_delivered
-
-
 def test_the_final_size_of_every_stream_is_needed() -> None:
     with pytest.raises(KeyError):
         Replication([METRICS, STDOUT]).ended({METRICS: 0})
+
+
+@pytest.mark.parametrize(("size", "end"), [(0, 10), (10, 10), (17, 17)])
+def test_a_stream_ends_where_its_file_was_cut_or_at_what_was_sent(a_replication, size, end) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.grew({METRICS: 20})
+    (unreadable,) = replication.next_chunks()
+    assert replication.cut(METRICS, unreadable.offset, size) == end
+    assert not replication.is_due(unreadable)
+    assert replication.next_chunks() == ([ChunkToSend(METRICS, 10, end - 10)] if end > 10 else [])
+    replication.grew({METRICS: 99})
+    assert replication.next_chunks() == []
+    assert replication.final_sizes({METRICS: 99}) == {METRICS: end}
+
+
+def test_a_cut_stream_whose_last_bytes_were_lost_with_the_link_ends_earlier(a_replication) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.grew({METRICS: 20})
+    replication.next_chunks()
+    replication.cut(METRICS, 10, 2)
+    replication.link_came_up({METRICS: 4})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 4, 6)]
+    assert replication.cut(METRICS, 4, 2) == 4
+    assert replication.final_sizes({METRICS: 2}) == {METRICS: 4}
+
+
+def test_a_cut_leaves_the_other_streams_alone() -> None:
+    replication = Replication([METRICS, STDOUT])
+    replication.grew({METRICS: 5, STDOUT: 5})
+    replication.link_came_up({})
+    metrics, _ = replication.next_chunks()
+    replication.cut(STDOUT, 0, 0)
+    assert replication.is_due(metrics)
+    replication.grew({METRICS: 9, STDOUT: 9})
+    assert replication.next_chunks() == [ChunkToSend(METRICS, 5, 4)]
+
+
+@pytest.mark.parametrize("link_is_up", [True, False])
+def test_what_a_file_lost_before_the_end_counts_if_the_manager_may_have_it(a_replication, link_is_up) -> None:
+    replication = a_replication(size=10)
+    replication.next_chunks()
+    replication.confirmed({METRICS: 6})
+    if not link_is_up:
+        replication.link_went_down()
+    assert replication.final_sizes({METRICS: 3}) == {METRICS: 10 if link_is_up else 6}
 
 
 @given(

@@ -10,6 +10,7 @@ from trial_keeper.wire.messages import (
     Leave,
     Offsets,
     StopTrial,
+    Stream,
     TrialEnded,
     Welcome,
 )
@@ -66,6 +67,16 @@ class StreamsGrew:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamCut:
+    """The chunk at `offset` cannot be read, because somebody cut the file to `size` bytes."""
+
+    key: AttemptKey
+    stream: Stream
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinkOpened:
     """A manager has said Welcome."""
 
@@ -109,6 +120,7 @@ Event = (
     | SpawnFailed
     | TrialExited
     | StreamsGrew
+    | StreamCut
     | LinkOpened
     | LinkLost
     | LinkRefused

@@ -8,6 +8,8 @@ forward for `linger_s`: the workspace then has all there is to know.
 All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
 
+from dataclasses import replace
+
 from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState
 from trial_keeper.core.events import (
     Effect,
@@ -26,6 +28,7 @@ from trial_keeper.core.events import (
     SignalTrial,
     SpawnFailed,
     SpawnTrial,
+    StreamCut,
     StreamsGrew,
     TimePassed,
     TrialAssigned,
@@ -76,6 +79,8 @@ class Keeper:
             case StreamsGrew():
                 self._attempt(event.key).replication.grew(event.sizes)
                 return []
+            case StreamCut():
+                return self._note_cut(event)
             case Durable():
                 self.link.proved_useful()
                 return self._note_durable(event.attempt, now_s)
@@ -152,7 +157,7 @@ class Keeper:
             reason = ExitReason.NONZERO_EXIT if exit_code else ExitReason.SUCCEEDED
         # A command that was asked to stop and still ended well has not failed: the reason on record says why it is over.
         reason = attempt.stop_reason or reason
-        sizes = {stream: event.sizes.get(stream, 0) for stream in self.settings.streams}
+        sizes = attempt.replication.final_sizes(event.sizes)
         return TrialEnded(
             event.key,
             reason,
@@ -172,6 +177,24 @@ class Keeper:
         self._lingers_until_s = now_s + self.settings.linger_s
         text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
         return [RecordExit(ended), LogDecision(None, text), *self._tell_end(attempt)]
+
+    def is_due(self, effect: SendChunk) -> bool:
+        """Whether the chunk is still to be sent, after what an earlier one of the same round has met."""
+        return self._attempt(effect.key).replication.is_due(effect.chunk)
+
+    def _note_cut(self, event: StreamCut) -> list[Effect]:
+        attempt = self._attempt(event.key)
+        end = attempt.replication.cut(event.stream, event.offset, event.size)
+        text = (
+            f"somebody cut the file of {event.stream.value} to {event.size} bytes: what follows byte {end} of it is not "
+            "delivered, the other streams go on; let the command append to its files only"
+        )
+        if attempt.ended is None:
+            return [LogDecision(event.key, text)]
+        attempt.ended = replace(
+            attempt.ended, final_sizes=attempt.replication.final_sizes(attempt.ended.final_sizes)
+        )
+        return [LogDecision(None, text), RecordExit(attempt.ended), *self._tell_end(attempt)]
 
     def _stop(self, reason: ExitReason, now_s: float) -> list[Effect]:
         attempt = self.attempt

@@ -12,6 +12,9 @@ can never be skipped, because nothing but the manager's word moves `durable`.
 
 The distance between sent and durable is bounded per stream (the window), so neither side ever holds more than that in
 memory, however long the manager is away: the bytes wait in the file.
+
+Somebody may cut a file all the same. That is noticed, and believed, when bytes that are due cannot be read because the file is
+shorter: what is gone can be sent by nobody, so the stream ends there for good, and what is appended later does not count.
 """
 
 from collections.abc import Iterable
@@ -42,6 +45,11 @@ class _Progress:
     size: int = 0
     sent: int = 0
     durable: int = 0
+    end: int | None = None
+    """No byte from here on counts: the attempt is over, or the file was cut."""
+
+    def counted(self, size: int) -> int:
+        return size if self.end is None else min(size, self.end)
 
 
 class Replication:
@@ -50,40 +58,48 @@ class Replication:
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._progress = {stream: _Progress() for stream in streams}
         self._link_is_up = False
-        self._final_sizes: dict[Stream, int] | None = None
 
     @property
     def streams(self) -> tuple[Stream, ...]:
         """What is replicated, most urgent first."""
         return tuple(self._progress)
 
-    @property
-    def undelivered_bytes(self) -> int:
-        """Bytes in the files that the manager has not confirmed."""
-        return sum(max(progress.size - progress.durable, 0) for progress in self._progress.values())
-
-    @property
-    def is_delivered(self) -> bool:
-        """Whether every stream has its final size and the manager has confirmed all of it."""
-        return self._final_sizes is not None and all(
-            self._progress[stream].durable >= size for stream, size in self._final_sizes.items()
-        )
-
     def grew(self, sizes: Offsets) -> None:
         """The files have these sizes now. A size that shrank is ignored: what was appended stays appended."""
         for stream, size in sizes.items():
-            limit = size if self._final_sizes is None else min(size, self._final_sizes[stream])
             progress = self._progress[stream]
-            progress.size = max(progress.size, limit)
+            progress.size = max(progress.size, progress.counted(size))
 
     def ended(self, final_sizes: Offsets) -> None:
         """The attempt is over: bytes after these sizes do not count."""
-        self.grew(final_sizes)
-        self._final_sizes = {stream: final_sizes[stream] for stream in self._progress}
         for stream, progress in self._progress.items():
-            progress.size = min(
-                progress.size, self._final_sizes[stream]
-            )  # smaller than before if somebody cut the file
+            # Smaller than before if somebody cut the file.
+            progress.size = progress.end = progress.counted(final_sizes[stream])
+
+    def cut(self, stream: Stream, offset: int, size: int) -> int:
+        """The chunk at `offset` could not be read: the file has only `size` bytes. Where the stream ends now."""
+        progress = self._progress[stream]
+        # Everything before the chunk is on its way. Should that be lost with the link, the next read finds the new end.
+        progress.end = progress.counted(max(offset, size))
+        progress.size = min(progress.size, progress.end)
+        progress.sent = min(progress.sent, offset)
+        return progress.end
+
+    def final_sizes(self, sizes: Offsets) -> dict[Stream, int]:
+        """How many bytes of each stream count, when the files have these sizes at the end of the attempt.
+
+        What the manager has, or has on its way, counts also if the file has lost it since.
+        """
+        return {
+            stream: progress.counted(
+                max(sizes.get(stream, 0), progress.sent if self._link_is_up else progress.durable)
+            )
+            for stream, progress in self._progress.items()
+        }
+
+    def is_due(self, chunk: ChunkToSend) -> bool:
+        """Whether a chunk may still be read and sent: the link is up, and its stream does not end before."""
+        return self._link_is_up and chunk.offset + chunk.size_bytes <= self._progress[chunk.stream].size
 
     def link_came_up(self, durable: Offsets) -> None:
         """A manager is there and has this much. A stream it does not name it does not know."""

@@ -104,7 +104,8 @@ def not_writable(path: Path, error: OSError) -> UserMistake:
 class Tail:
     """The growing files of one attempt. Polled: shared storage tells nobody when a file grows.
 
-    A storage that fails for the moment, or a trial that removes its files, looks like a file that does not grow.
+    A storage that fails for the moment, or a trial that removes its files, looks like a file that does not grow. A file that
+    somebody cut is told apart by its size.
     """
 
     def __init__(self, folder: AttemptFolder, streams: tuple[Stream, ...]) -> None:
@@ -129,6 +130,15 @@ class Tail:
         except OSError:
             self._let_go(stream)
             return b""
+
+    def cut_size(self, stream: Stream, promised: int) -> int | None:
+        """The size of a stream's file that has fewer than the `promised` bytes; None if it has them, or cannot tell now."""
+        try:
+            size = os.fstat(self._descriptor(stream)).st_size
+        except OSError:
+            self._let_go(stream)
+            return None
+        return size if size < promised else None
 
     def last_text(self, stream: Stream, longest_bytes: int) -> str:
         """The end of a stream as text, from the beginning of a line where it can."""

@@ -25,6 +25,7 @@ from trial_keeper.core.events import (
     SignalTrial,
     SpawnFailed,
     SpawnTrial,
+    StreamCut,
     StreamsGrew,
     TimePassed,
     TrialAssigned,
@@ -272,16 +273,18 @@ class Host:
 
     def _send_chunk(self, effect: SendChunk) -> None:
         chunk = effect.chunk
-        if not self._keeper.link.is_up:
+        if not self._keeper.is_due(effect):
             return  # an earlier chunk of the same round could not be read
         data = self._tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
         if len(data) == chunk.size_bytes:
             self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
+        elif (size := self._tail.cut_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
+            self._handle(StreamCut(effect.key, chunk.stream, chunk.offset, size))
         else:
             # What follows would leave a hole: begin again from what the manager has.
             self._opened_link().drop(
-                f"cannot read {chunk.size_bytes} bytes of {chunk.stream.value} at {chunk.offset}: somebody cut the file, "
-                "or the shared storage fails; check the shared storage"
+                f"cannot read {chunk.size_bytes} bytes of {chunk.stream.value} at {chunk.offset}: "
+                "the shared storage fails; check it"
             )
 
     def _log(self, effect: LogDecision) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -99,8 +98,6 @@ class Keepers:
         self._post = post
         self._sessions: dict[str, KeeperSession] = {}
         self._receivers: dict[AttemptKey, Receiver] = {}
-        self.last_contact_s: float | None = None
-        """When any keeper was last heard, in seconds since the epoch."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -157,7 +154,6 @@ class Keepers:
 
     def receive(self, session: KeeperSession, message: KeeperMessage) -> None:
         """What a keeper says; see `KeeperSession.receive`."""
-        self.last_contact_s = time.time()
         match message:
             case Chunk():
                 _check_owner(session, message.key)
