@@ -66,7 +66,8 @@ class TrialProcess:
                 raise CommandNotStarted(
                     f"cannot start the command {shown}: {error}; use printable text"
                 ) from error
-        self._waits_for_group = False
+        self.waits_for_group = False
+        """Whether it was asked to stop and runs until its whole group is gone."""
 
     def poll(self) -> int | None:
         """None while it runs; afterwards its exit code, or -n for signal n.
@@ -75,13 +76,13 @@ class TrialProcess:
         while what it started may still be saving its work. Orphans are reaped on the way.
         """
         self._reap()
-        if self._waits_for_group and self._group_lives():
+        if self.waits_for_group and self._group_lives():
             return None
         return self._child.returncode
 
     def signal(self, *, kill: bool) -> None:
         """SIGTERM to every process of its group, or SIGKILL to everything it started, also to what left the group."""
-        self._waits_for_group = not kill
+        self.waits_for_group = not kill
         self._signal_group(signal.SIGKILL if kill else signal.SIGTERM)
         if kill:
             _kill_all_children()
@@ -105,7 +106,7 @@ class TrialProcess:
             if pid != self._child.pid:
                 os.waitpid(pid, 0)
                 continue
-            if not self._waits_for_group:
+            if not self.waits_for_group:
                 # Now, while the dead leader still holds the group's number: later it could be somebody else's.
                 self._signal_group(signal.SIGKILL)
             self._child.wait()
