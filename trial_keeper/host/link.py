@@ -11,7 +11,7 @@ import grpc.aio
 from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
-from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, RunTrial, Stream, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -142,8 +142,6 @@ class ManagerLink:
             match message:
                 case Welcome():
                     self._post_of(outgoing, LinkOpened(message))
-                case RunTrial():
-                    raise MessageInvalid("cannot take another trial: this job runs one trial and ends")
                 case _:
                     self._post_of(outgoing, message)
             response = await call.read()

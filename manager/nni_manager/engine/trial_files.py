@@ -65,12 +65,13 @@ class LeftBehind:
     ended: TrialEnded | None
 
 
-def left_behind(workspace: Workspace, trial_id: str) -> LeftBehind | None:
-    """The newest attempt of a trial whose job is gone; None when no keeper ever began one."""
+def left_behind(workspace: Workspace, trial_id: str) -> list[LeftBehind]:
+    """The tasks of the newest attempt of a trial whose job is gone; empty when no keeper ever began one."""
     attempts = workspace.attempts_of(trial_id)
-    if not attempts:
-        return None
-    key = attempts[-1]
+    return [_left_of(workspace, key) for key in attempts if key.attempt == attempts[-1].attempt]
+
+
+def _left_of(workspace: Workspace, key: AttemptKey) -> LeftBehind:
     try:
         return LeftBehind(key, exit_from_bytes(workspace.attempt(key).exit_json.read_bytes()))
     except (FileNotFoundError, DocumentInvalid):

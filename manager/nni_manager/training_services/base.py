@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from nni_manager.domain.completion import Completion
 from trial_keeper.settings import KeeperSettings
 
 
-class JobState(Enum):
+class JobPresence(Enum):
     """What a cluster knows of a job."""
 
     RUNNING = "running"  # or queued: it will run without our doing
@@ -27,7 +28,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a trial will run: its code folder as the container sees it, and its GPUs (None: untouched)."""
+    """Where the trials of a job run: their code folder as the container sees it, and their GPUs (None: untouched)."""
 
     code_dir: str
     gpu_indices: tuple[int, ...] | None
@@ -47,9 +48,18 @@ class TrainingService(ABC):
     def run_script(self) -> str:
         """The content of run.sh: starts the keeper in whatever the job's environment is."""
 
+    @property
+    def completion(self) -> Completion:
+        """The tasks of a job, and when they end its trial."""
+        return Completion()
+
     @abstractmethod
-    async def place(self, job_id: str) -> Placement:
+    async def place(self, job_id: str) -> None:
         """Wait until there is room for the job, and reserve it."""
+
+    @abstractmethod
+    def placement(self, job_id: str) -> Placement:
+        """Where the job was placed, or runs: it was placed or adopted."""
 
     @abstractmethod
     def release(self, job_id: str) -> None:
@@ -69,12 +79,12 @@ class TrainingService(ABC):
         """Ask the job to end; True when `on_job_ended` will tell of its end, False when there is no such job."""
 
     @abstractmethod
-    async def adopt(self, job_id: str) -> JobState:
+    async def adopt(self, job_id: str) -> JobPresence:
         """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will tell of its end."""
 
     @abstractmethod
-    async def end_leftovers(self, job_id: str) -> None:
-        """Make sure that nothing of a job whose keeper is gone runs any more."""
+    async def end_leftovers(self, trial_id: str) -> None:
+        """Make sure that nothing of a trial whose keeper is gone runs any more."""
 
     @abstractmethod
     async def close(self) -> None:
