@@ -36,6 +36,7 @@ from nni_manager.domain.experiment import (
     TunerFailed,
 )
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.picture import Picture, experiment_of
@@ -46,7 +47,7 @@ from nni_manager.store.store import ExperimentRow, Store, StoredExperiment, Stor
 from nni_manager.training_services.base import JobEnded, JobState, TrainingService
 from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
-from trial_keeper.exit_codes import describe
+from trial_keeper.exit_codes import describe, known
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -102,6 +103,7 @@ class Engine:
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
+        self._code_snapshot: str | None = None
         self._submitting: dict[str, asyncio.Task[None]] = {}
         """Trials whose job does not exist yet, and the work to make it; that work may be cancelled."""
         self._jobs: set[str] = set()
@@ -120,7 +122,20 @@ class Engine:
             await self._in_tuner_thread(self._tuner.restore, [_past(trial) for trial in trials])
 
     async def start(self, addresses: tuple[str, ...]) -> None:
-        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on."""
+        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on.
+
+        Raises:
+            CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
+        """
+        if self._service.uses_snapshot:
+            snapshot = await asyncio.to_thread(take_snapshot, self.config.code_dir, self.folder.workspace)
+            log.info("codeDir %s: %s", self.config.code_dir, snapshot)
+            if snapshot.left_out:
+                log.warning(
+                    "codeDir: left out, because they are no files: %s",
+                    ", ".join(map(repr, snapshot.left_out)),
+                )
+            self._code_snapshot = snapshot.name
         self.experiment.silence.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
         write_experiment(self.folder.workspace, document, self._service.run_script)
@@ -322,7 +337,12 @@ class Engine:
         placement = await self._service.place(trial.job_id)
         try:
             await asyncio.to_thread(
-                write_trial, self.folder.workspace, trial, self.config.trial_command, placement
+                write_trial,
+                self.folder.workspace,
+                trial,
+                self.config.trial_command,
+                placement,
+                self._code_snapshot,
             )
             if trial.state is TrialState.WAITING:
                 # From here on the job may exist, so a stop has to go through the training service.
@@ -397,8 +417,8 @@ class Engine:
             else f"its keeper ended with exit code {job.exit_code}"
         )
         reason = ExitReason.KEEPER_LOST
-        if job.exit_code is not None and (known := describe(job.exit_code)) is not None:
-            how, reason = f"{how}: {known}", ExitReason.COULD_NOT_START
+        if job.exit_code is not None and (own := known(job.exit_code)) is not None:
+            how, reason = f"{how}: {describe(own)}", own.reason
         if left is not None:
             started_at_s = time.time() if left.ended is None else left.ended.started_at_s
             self.post(AttemptStarted(left.key, started_at_s))
