@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from trial_keeper.errors import CodeDamaged, MountMissing, MountUnreadable, WorkspaceMissing
 from trial_keeper.host.attempt_files import not_readable, not_writable, open_shared
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, is_safe_name
 
 # Storage that is mounted at all is mounted by then; whoever waits longer is told what for.
 _SAYS_AFTER_S = 5.0
@@ -126,6 +126,16 @@ def _why_missing(mount: Path, workspace: Workspace) -> str:
     return (
         f"{beginning}: {mount} holds only {shown}; mount the storage that the manager has at nniManagerNFSMountPath, "
         "unless the experiment was deleted"
+    )
+
+
+def written_folder(workspace: Workspace, trial_id: str) -> Path:
+    """Where the keeper of a trial makes its first folder; others may write nowhere else."""
+    if not is_safe_name(trial_id):
+        return workspace.trials
+    trial = workspace.trial(trial_id)
+    return next(
+        (folder for folder in (trial.attempts, trial.path) if os.path.isdir(folder)), workspace.trials
     )
 
 
