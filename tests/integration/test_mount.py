@@ -124,7 +124,9 @@ def test_a_real_mount_that_comes_late_is_entered(storage, mounting):
     storage.add_trial("echo ran")
     # The test lets it be mounted once the keeper waits.
     gate = storage.gate("gate")
-    late = f"{{ read -r < {gate} || true; mount --bind {storage.workspace.root.parent} {storage.mount}; }} & :"
+    late = (
+        f"{{ read -r < {gate} || true; mount --bind {storage.workspace.root.parent} {storage.mount}; }} & :"
+    )
     keeper = storage.start_on_mount(prefix=mounting(late), wait_s=60.0)
     wait_until(lambda: "waiting for the shared storage" in keeper.stderr, "the keeper waits")
     storage.open_gate("gate")

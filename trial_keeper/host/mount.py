@@ -131,12 +131,11 @@ def _why_missing(mount: Path, workspace: Workspace) -> str:
 
 def written_folder(workspace: Workspace, trial_id: str) -> Path:
     """Where the keeper of a trial makes its first folder; others may write nowhere else."""
-    if not is_safe_name(trial_id):
-        return workspace.trials
-    trial = workspace.trial(trial_id)
-    return next(
-        (folder for folder in (trial.attempts, trial.path) if os.path.isdir(folder)), workspace.trials
-    )
+    folders = [workspace.trials]
+    if is_safe_name(trial_id):
+        trial = workspace.trial(trial_id)
+        folders = [trial.attempts, trial.path, workspace.trials]
+    return next(filter(os.path.isdir, folders), workspace.root)
 
 
 def check_writing(folder: Path) -> int:
