@@ -5,13 +5,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trial_keeper import __version__
 from trial_keeper.cluster_environment import task_identity
 from trial_keeper.errors import KeeperBug, KeeperError, UserMistake, VersionMismatch, WorkspaceMissing
 from trial_keeper.exit_codes import known, of_signal
-from trial_keeper.settings import KeeperSettings
+from trial_keeper.settings import PREFIX, KeeperSettings
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.versions import mismatch_message, versions_agree
@@ -24,8 +26,9 @@ from trial_keeper.wire.workspace import (
     replace_file,
 )
 
+GRACE_S = f"{PREFIX}GRACE_S"
 HELP = """\
-usage: trial-keeper [--help] [--version]
+usage: trial-keeper [--grace-s N] [--help] [--version]
        trial-keeper doctor [--json]
 
 Runs the trial of one job and delivers its metrics and logs to the manager. It is the first process of a task: a job starts
@@ -35,10 +38,14 @@ it, and the environment says what to do. You do not start it by hand; `nnictl cr
 shared storage, the clock, the manager's version and address, the token, bash, GPUs. One line per check, with the remedy.
 It changes nothing, and does not disturb the trial that runs.
 
+A SIGTERM, SIGINT or SIGHUP to the keeper is passed on to the trial as SIGTERM. After a grace everything the trial has started
+is killed, at once when a second signal comes.
+
 options:
-  --help     this page
-  --version  the version; keeper and manager must agree in its first two numbers
-  --json     of doctor: a list of objects with check, outcome (OK, WARN, FAIL, SKIP), found and remedy
+  --grace-s N  seconds from the polite signal to the kill, in place of TRIAL_KEEPER_GRACE_S (30 by default)
+  --help       this page
+  --version    the version; keeper and manager must agree in its first two numbers
+  --json       of doctor: a list of objects with check, outcome (OK, WARN, FAIL, SKIP), found and remedy
 
 environment:
   TRIAL_KEEPER_*  the job's settings, written by the manager
@@ -58,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
     _open_standard_descriptors()
     match arguments:
         case []:
-            return _run_job()
+            return _run_job(os.environ)
+        case ["--grace-s", seconds]:
+            return _run_job({**os.environ, GRACE_S: seconds})
         case ["--help" | "-h"]:
             print(HELP, end="")
             return 0
@@ -73,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(HELP, end="")
             return 0
     _complain(
-        f"cannot use {' '.join(arguments)!r}: trial-keeper takes --help, --version, doctor or doctor --json only"
+        f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only"
     )
     return UserMistake.exit_code
 
@@ -104,9 +113,9 @@ def _run_doctor(*, as_json: bool) -> int:
         return 1
 
 
-def _run_job() -> int:
+def _run_job(environ: Mapping[str, str]) -> int:
     try:
-        settings = KeeperSettings.from_environ(os.environ)
+        settings = KeeperSettings.from_environ(environ)
         return _run_trial(settings)
     except KeeperError as error:
         _complain(f"trial-keeper: {error}")
@@ -146,6 +155,7 @@ def _run_trial(settings: KeeperSettings) -> int:
     except (KeeperError, _Stopped) as error:
         _record_failure(settings, key, folder, error)
         raise
+    _end_older_attempts(workspace, key)
     from trial_keeper.host.host import Host
 
     host = Host(settings, workspace, trial, key, folder)
@@ -188,6 +198,20 @@ def _record_failure(
     # On storage that is full the exit code alone says it.
     with contextlib.suppress(OSError):
         replace_file(folder.exit_json, exit_to_bytes(ended))
+
+
+def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:
+    """A keeper that was killed with its guard may have left its trial running, beside which this one would start."""
+    if key.attempt == 0 or os.getpid() == 1:  # nothing can be there
+        return
+    from trial_keeper.host.process import end_marked
+
+    older = [workspace.attempt(replace(key, attempt=number)).path for number in range(key.attempt)]
+    ended = end_marked([str(path) for path in older])
+    if ended:
+        _complain(
+            f"trial-keeper: ended {ended} processes that an earlier attempt of this trial had left here"
+        )
 
 
 def check_version(settings: KeeperSettings, workspace: Workspace) -> None:

@@ -183,7 +183,7 @@ def test_a_trial_finds_the_containers_variables_and_its_own_and_none_of_the_keep
     assert environ["PYTHONUNBUFFERED"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in environ
     assert not [name for name in environ if name.startswith("TRIAL_KEEPER_")]
-    of_bash = {"PWD", "OLDPWD", "SHLVL", "_"}
+    of_bash = {"PWD", "OLDPWD", "SHLVL", "PS1", "_"}
     own = {
         name: value for name, value in environ.items() if not name.startswith("NNI_") and name not in of_bash
     }
@@ -536,7 +536,7 @@ def test_an_unknown_argument_is_an_error_in_one_line(site):
     assert (result.returncode, result.stdout) == (100, "")
     assert (
         result.stderr
-        == "cannot use '--verbose now': trial-keeper takes --help, --version, doctor or doctor --json only\n"
+        == "cannot use '--verbose now': trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only\n"
     )
 
 
