@@ -60,7 +60,9 @@ def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callab
     problem: Exception = MountUnreadable(
         f"cannot read {mount}: the shared storage does not answer; check its server and the network to it"
     )
-    threading.Thread(target=look, name="mount", daemon=True).start()
+    # A daemon: what hangs is left hanging.
+    looker = threading.Thread(target=look, name="mount", daemon=True)
+    looker.start()
     try:
         while (now_s := time.monotonic()) < gives_up_at_s:
             says_at_s = began_at_s + says_after_s
@@ -74,6 +76,7 @@ def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callab
             except queue.Empty:
                 continue
             if seen is None:
+                looker.join()  # the keeper forks soon
                 return
             if not isinstance(seen, _MAY_COME):
                 raise seen
