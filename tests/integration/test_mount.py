@@ -237,6 +237,41 @@ def test_storage_where_another_user_may_not_write_as_when_root_is_squashed(stora
     assert list(attempts.iterdir()) == []
 
 
+# A keeper that is root among its own and nobody to the file system, as behind a server that squashes root.
+AS_SQUASHED_ROOT = """
+import ctypes, os, sys
+import trial_keeper.host.mount
+from trial_keeper.__main__ import main
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+libc = ctypes.CDLL(None)
+libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: its files in /proc are its own again
+if libc.unshare(0x10000000):  # CLONE_NEWUSER
+    sys.exit(99)
+with open("/proc/self/uid_map", "w") as uid_map:
+    uid_map.write("0 65534 1")
+sys.exit(main([]))
+"""
+
+
+@as_root
+def test_root_that_the_storage_takes_for_another_user_is_told_of_squashing(storage, open_way):
+    storage.add_trial("touch ran")
+    mount_here(storage)
+    attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
+    attempts.mkdir(mode=0o755)
+    keeper = storage.start_on_mount(prefix=(sys.executable, "-c", AS_SQUASHED_ROOT))
+    if keeper.wait() == 99:
+        pytest.skip("this machine lets users make no user namespaces")
+    assert keeper.wait() == 113
+    line = one_line(keeper)
+    assert (
+        "Permission denied for user 0 of this container; export it with no_root_squash, run the container as"
+        in line
+    )
+
+
 @as_root
 def test_another_user_who_may_write_runs_the_trial(storage, open_way):
     with_snapshot(storage, "id -u; cat train.py", {"train.py": "print(1)"})
@@ -292,6 +327,13 @@ def test_a_snapshot_that_is_not_there_is_the_storages_fault(site):
     keeper = site.start_keeper()
     assert keeper.wait() == 101
     assert ended_of(site).reason is ExitReason.MOUNT
+
+
+def test_a_snapshot_whose_name_leads_out_of_the_workspace_is_not_opened(site):
+    site.add_trial("touch ran", code_dir="", code_snapshot="../code.tar.gz")
+    keeper = site.start_keeper()
+    assert keeper.wait() == 114
+    assert "cannot use '../code.tar.gz' as the name" in one_line(keeper)
 
 
 def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):

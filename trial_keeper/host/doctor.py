@@ -147,7 +147,8 @@ def check_settings(values: Mapping[str, SettingValue], problems: Iterable[str]) 
         )
     return _ok(
         "settings",
-        f"experiment {values['experiment_id']}, job {values['job_id']}, workspace {values['workspace']}",
+        f"experiment {values['experiment_id']}, job {values['job_id']}, workspace {values['workspace']}"
+        + (f", mount {values['mount']}" if values.get("mount") else ""),
     )
 
 

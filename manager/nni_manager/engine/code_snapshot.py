@@ -235,7 +235,7 @@ def _write(code_dir: Path, entries: list[_Entry], workspace: Workspace) -> Path:
             with temporary.open("wb") as file:
                 os.fchmod(file.fileno(), 0o644)
                 with (
-                    gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed,
+                    gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed,
                     tarfile.open(
                         fileobj=packed,
                         mode="w",
