@@ -145,6 +145,7 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
                 ),
                 "the polite trial and the one to be killed report",
             )
+            await until(lambda: len(cluster.names()) == 2, "the containers of the others are gone")
         return len(cluster.names())
 
     async def second_manager():
@@ -160,7 +161,7 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
             await asyncio.wait_for(engine.finished.wait(), 120)
             await until(lambda: not cluster.names(), "every container is gone", 30)
 
-    assert asyncio.run(first_manager()) == 2, "the containers go on without a manager"
+    assert asyncio.run(first_manager()) == 2, "they go on without a manager"
     asyncio.run(second_manager())
 
     with StoreReader(experiment.folder.database) as reader:
