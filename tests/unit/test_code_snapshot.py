@@ -110,6 +110,7 @@ def test_the_same_content_gives_the_same_bytes_and_no_second_file(place, tmp_pat
     place.write(b="2", a="1", sub__c="3")
     first = place.take()
     content = place.workspace.file(first.name).read_bytes()
+    assert content[4:8] == bytes(4), "the time in the head of a gzip file"
     stamp = place.workspace.file(first.name).stat().st_mtime_ns
     os.utime(place.code / "a", (1, 1))
     assert place.take() == first
