@@ -131,7 +131,7 @@ def _run_job(environ: Mapping[str, str]) -> int:
 
 def _run_trial(settings: KeeperSettings) -> int:
     from trial_keeper.host.attempt_files import claim_attempt, read_trial
-    from trial_keeper.host.mount import check_writing, wait_for_mount, with_code
+    from trial_keeper.host.mount import check_writing, wait_for_mount, with_code, written_folder
 
     # The first process of a container would be deaf to them. The host has handlers of its own once the trial runs.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -149,7 +149,7 @@ def _run_trial(settings: KeeperSettings) -> int:
         return _run_trials(settings, workspace, identity.task)
     trial = read_trial(workspace, settings.trial_id)
     if settings.mount:
-        check_writing(workspace.trial(settings.trial_id).attempts)
+        check_writing(written_folder(workspace, settings.trial_id))
     key, folder = claim_attempt(workspace, settings.trial_id, identity.task)
     try:
         check_version(settings, workspace)

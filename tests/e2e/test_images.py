@@ -22,8 +22,6 @@ from trial_keeper.wire.workspace import exit_from_bytes
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
 
 MOUNT = "/mnt/confignfs-data"
-# What a keeper says of a trial that the kernel killed because the container's memory was full.
-REASON_WHEN_MEMORY_IS_FULL = ExitReason.SIGNAL
 NOBODY = 65534
 
 REPORTING = """
@@ -214,7 +212,7 @@ def test_a_trial_that_fills_the_containers_memory_is_told_of_by_its_keeper(site,
     assert keeper.wait() == 128 + signal.SIGKILL
     (ended,) = site.manager.all_of(TrialEnded)
     assert ended == exit_of(site)
-    assert (ended.reason, ended.exit_code) == (REASON_WHEN_MEMORY_IS_FULL, 128 + signal.SIGKILL)
+    assert (ended.reason, ended.exit_code) == (ExitReason.OUT_OF_MEMORY, 128 + signal.SIGKILL)
     assert b"hungry" in site.manager.store.records[KEY][0].value.encode()
 
 

@@ -340,11 +340,15 @@ class KeeperProcess:
     """A real keeper."""
 
     def __init__(
-        self, settings: KeeperSettings, environ: dict[str, str], prefix: tuple[str, ...] = (), **options: Any
+        self,
+        folder: Path,
+        settings: KeeperSettings,
+        environ: dict[str, str],
+        prefix: tuple[str, ...] = (),
+        **options: Any,
     ) -> None:
-        """`prefix` is a command that runs the keeper's. `options` are Popen's; by default the output goes to files."""
+        """Its output goes to files in `folder`. `prefix` is a command that runs the keeper's, `options` are Popen's."""
         self.settings = settings
-        folder = Path(settings.workspace).parent
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:
             self.process = subprocess.Popen(
@@ -443,7 +447,7 @@ class Site:
 
     def start_keeper(self, *, options: dict[str, Any] | None = None, **overrides: Any) -> KeeperProcess:
         """Start a keeper; `overrides` are settings, `options` are KeeperProcess's."""
-        keeper = KeeperProcess(self.settings(**overrides), self.environ, **(options or {}))
+        keeper = KeeperProcess(self.code.parent, self.settings(**overrides), self.environ, **(options or {}))
         self._keepers.append(keeper)
         return keeper
 

@@ -42,6 +42,7 @@ from nni_manager.domain.experiment import (
 )
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.picture import Picture, experiment_of
@@ -109,6 +110,7 @@ class Engine:
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
+        self._code_snapshot: str | None = None
         self._submitting: dict[str, asyncio.Task[None]] = {}
         """Jobs that do not exist yet, and the work to make them; that work may be cancelled."""
         self._no_jobs = asyncio.Event()
@@ -127,7 +129,20 @@ class Engine:
             await self._in_tuner_thread(self._tuner.restore, [_past(trial) for trial in trials])
 
     async def start(self, addresses: tuple[str, ...]) -> None:
-        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on."""
+        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on.
+
+        Raises:
+            CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
+        """
+        if self._service.uses_snapshot:
+            snapshot = await asyncio.to_thread(take_snapshot, self.config.code_dir, self.folder.workspace)
+            log.info("codeDir %s: %s", self.config.code_dir, snapshot)
+            if snapshot.left_out:
+                log.warning(
+                    "codeDir: left out, because they are no files: %s",
+                    ", ".join(map(repr, snapshot.left_out)),
+                )
+            self._code_snapshot = snapshot.name
         self.experiment.silence.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
         write_experiment(self.folder.workspace, document, self._service.run_script)
@@ -371,7 +386,12 @@ class Engine:
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         placement = self._service.placement(job.job_id)
         await asyncio.to_thread(
-            write_trial, self.folder.workspace, trial, self.config.trial_command, placement
+            write_trial,
+            self.folder.workspace,
+            trial,
+            self.config.trial_command,
+            placement,
+            self._code_snapshot,
         )
 
     async def _give(self, job: Job, trial: Trial, task: str | None) -> None:
@@ -442,7 +462,9 @@ class Engine:
         elif presence is JobPresence.UNKNOWN and is_untouched:
             self._perform(SubmitJob(job))
         else:
-            self._spawn(self._recover(job, JobEnded(job.job_id, None, "")))
+            unknown = "its job is not known to the training service any more"
+            message = unknown if presence is JobPresence.UNKNOWN else ""
+            self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
 
     async def _recover(self, job: Job, ended: JobEnded) -> None:
         """The job is gone, perhaps before its keepers told everything: the workspace has the rest."""

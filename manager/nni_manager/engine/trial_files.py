@@ -40,7 +40,9 @@ def _write_sdk(folder: Path) -> None:
             replace_file(copy, content)
 
 
-def write_trial(workspace: Workspace, trial: Trial, command: str, placement: Placement) -> None:
+def write_trial(
+    workspace: Workspace, trial: Trial, command: str, placement: Placement, code_snapshot: str | None
+) -> None:
     """What the job of one trial needs. Source for parameter.cfg: NNI v3.0 SDK."""
     folder = workspace.trial(trial.trial_id)
     folder.attempts.mkdir(parents=True, exist_ok=True)
@@ -52,7 +54,12 @@ def write_trial(workspace: Workspace, trial: Trial, command: str, placement: Pla
     }
     replace_file(folder.parameter_cfg, json.dumps(parameters).encode())
     document = TrialDocument(
-        trial.trial_id, trial.sequence_id, command, placement.code_dir, placement.gpu_indices
+        trial.trial_id,
+        trial.sequence_id,
+        command,
+        placement.code_dir or "",
+        placement.gpu_indices,
+        code_snapshot if placement.code_dir is None else None,
     )
     replace_file(folder.trial_json, document.to_bytes())
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from nni_manager.domain.completion import Completion
 from trial_keeper.settings import KeeperSettings
@@ -28,9 +29,12 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the trials of a job run: their code folder as the container sees it, and their GPUs (None: untouched)."""
+    """Where the trials of a job run: their code folder as the job sees it, and their GPUs (None: untouched).
 
-    code_dir: str
+    `code_dir` None: every attempt runs in a fresh copy of the code snapshot. Only where the service `uses_snapshot`.
+    """
+
+    code_dir: str | None
     gpu_indices: tuple[int, ...] | None
 
 
@@ -39,6 +43,9 @@ class TrainingService(ABC):
 
     `on_job_ended` is called once for each job that ends, after `submit` or `adopt` has returned.
     """
+
+    uses_snapshot: ClassVar[bool] = False
+    """Whether jobs do not see the code folder itself, so that the training code has to be packed into the workspace for them."""
 
     def __init__(self, on_job_ended: Callable[[JobEnded], None]) -> None:
         self.on_job_ended = on_job_ended
@@ -68,6 +75,9 @@ class TrainingService(ABC):
     @abstractmethod
     async def submit(self, settings: KeeperSettings) -> None:
         """Run a job for which `place` has made room. Everything it needs is in the workspace.
+
+        `settings.workspace` is the manager's own path. A service whose jobs see the storage elsewhere puts that path there,
+        and `mount` beside it.
 
         Raises:
             UserMistake: the cluster will never take it.
