@@ -46,6 +46,9 @@ from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace,
 if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
 
+# A trial that floods one of its files costs this many looks at most; a person who reads a log along does not notice.
+_METRICS_REST_S = 0.01
+_LOGS_REST_S = 0.1
 # While a stop is under way only: nobody tells when the last process of a group has ended.
 _GROUP_LOOK_S = 0.05
 _MANAGER_LOOK_S = 1.0
@@ -108,6 +111,7 @@ class Host:
 
         loop = asyncio.get_running_loop()
         self._link = ManagerLink(self._workspace, self._settings, self._handle)
+        self._link.pace_logs(are_paced=self._process is not None)
         loop.add_signal_handler(signal.SIGCHLD, self._look_at_process)
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._handle, SignalReceived(number))
@@ -170,6 +174,7 @@ class Host:
         self._process.signal(kill=True)
         self._process = None
         self._news.look_now()
+        self._opened_link().pace_logs(are_paced=False)
         self._handle(
             TrialExited(
                 self._key,
@@ -185,7 +190,8 @@ class Host:
         relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
         relayed = (Stream.STDOUT, Stream.STDERR) if self._settings.relay_output else ()
         for stream in {*self._settings.streams, *relayed}:
-            self._news.add(self._folder.stream(stream))
+            rest_s = _METRICS_REST_S if stream is Stream.METRICS else _LOGS_REST_S
+            self._news.add(self._folder.stream(stream), rest_s=rest_s)
         while self._process is not None:
             sizes = self._tail.sizes(self._settings.streams)
             grew = sizes != self._sizes
