@@ -18,6 +18,7 @@ from trial_keeper.core.events import (
     LogDecision,
     ManagerMoved,
     OpenLink,
+    OutOfMemory,
     RecordExit,
     Send,
     SendChunk,
@@ -35,7 +36,9 @@ from trial_keeper.core.events import (
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.host.attempt_files import Tail, not_writable
+from trial_keeper.host.cgroups import MemoryCgroup
 from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
+from trial_keeper.host.guard import Guard
 from trial_keeper.host.process import TrialProcess, adopt_orphans
 from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageWatch
@@ -70,6 +73,8 @@ class Host:
         key: AttemptKey,
         folder: AttemptFolder,
     ) -> None:
+        # Before any thread runs. Process 1 needs none: all of its namespace ends with it.
+        self._guard = Guard() if os.getpid() != 1 else None
         self._settings = settings
         self._workspace = workspace
         self._trial = trial
@@ -79,6 +84,8 @@ class Host:
         self._tail = Tail(folder, tuple(Stream))
         self._news = FileNews()
         self._process: TrialProcess | None = None
+        self._memory = MemoryCgroup.own()
+        self._oom_kills = 0
         self._stdout = Relay(1, folder.stream(Stream.STDOUT)) if settings.relay_output else None
         self._stderr = Relay(2, folder.stream(Stream.STDERR) if settings.relay_output else None)
         self._link: ManagerLink | None = None
@@ -112,7 +119,7 @@ class Host:
         loop = asyncio.get_running_loop()
         self._link = ManagerLink(self._workspace, self._settings, self._handle)
         self._link.pace_logs(are_paced=self._process is not None)
-        loop.add_signal_handler(signal.SIGCHLD, self._look_at_process)
+        loop.add_signal_handler(signal.SIGCHLD, self._note_ended_child)
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._handle, SignalReceived(number))
         for early in self._early_signals:
@@ -166,15 +173,21 @@ class Host:
             delay_s = max(deadline_s - time.monotonic(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, TimePassed())
 
+    def _note_ended_child(self) -> None:
+        self._look_at_process()
+        if self._process is not None and self._process.ends_silently:
+            self._news.look_now()  # from now on every moment
+
     def _look_at_process(self) -> None:
         status = self._process.poll() if self._process is not None else None
         if self._process is None or status is None:
             return
-        # What is left of it would write on into files whose size is final now.
-        self._process.signal(kill=True)
+        leftovers = self._process.leftovers()
         self._process = None
         self._news.look_now()
         self._opened_link().pace_logs(are_paced=False)
+        if self._guard is not None:
+            self._guard.rest()
         self._handle(
             TrialExited(
                 self._key,
@@ -183,8 +196,16 @@ class Host:
                 signal=-status if status < 0 else None,
                 sizes=self._tail.sizes(self._settings.streams),
                 stderr_tail=self._tail.last_text(Stream.STDERR, _MESSAGE_BYTES),
+                out_of_memory=self._memory_shortage(),
+                leftovers=tuple(f"{leftover.pid} ({leftover.command})" for leftover in leftovers),
             )
         )
+
+    def _memory_shortage(self) -> OutOfMemory | None:
+        memory = self._memory
+        if memory is None or memory.oom_kills() == self._oom_kills:
+            return None
+        return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
 
     async def _watch_files(self) -> None:
         relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
@@ -202,7 +223,7 @@ class Host:
                 relay.look()
             # The last process of a group need not be a child of this one, so its end comes without a signal.
             await self._news.wait(
-                grew=grew, longest_s=_GROUP_LOOK_S if self._process.waits_for_group else SLOW_LOOK_S
+                grew=grew, longest_s=_GROUP_LOOK_S if self._process.ends_silently else SLOW_LOOK_S
             )
             self._look_at_process()
         for relay in relays:
@@ -255,8 +276,11 @@ class Host:
                     self._done.set()
 
     def _spawn(self) -> None:
+        self._oom_kills = self._memory.oom_kills() if self._memory is not None else 0
+        if self._guard is not None:
+            self._guard.watch(str(self._folder.path))
         try:
-            self._process = TrialProcess(
+            self._process = TrialProcess.started(
                 self._trial.command,
                 self._trial.code_dir,
                 trial_environ(
@@ -268,6 +292,8 @@ class Host:
         except KeeperError as error:
             self._handle(SpawnFailed(self._key, time.time(), error.exit_code, str(error)))
             return
+        if self._guard is not None:
+            self._guard.watch(str(self._folder.path), self._process.pid)
         self._handle(TrialSpawned(self._key, time.time()))
 
     def _opened_link(self) -> "ManagerLink":
