@@ -57,6 +57,9 @@ from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace,
 if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
 
+# A trial that floods one of its files costs this many looks at most; a person who reads a log along does not notice.
+_METRICS_REST_S = 0.01
+_LOGS_REST_S = 0.1
 # While a stop is under way only: nobody tells when the last process of a group has ended.
 _GROUP_LOOK_S = 0.05
 # Without a trial nothing grows; whatever brings one says so.
@@ -139,7 +142,8 @@ class Host:
 
         loop = asyncio.get_running_loop()
         self._link = ManagerLink(self._workspace, self._settings, self._handle)
-        loop.add_signal_handler(signal.SIGCHLD, self._look_at_process)
+        self._link.pace_logs(are_paced=self._process is not None)
+        loop.add_signal_handler(signal.SIGCHLD, self._note_ended_child)
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._handle, SignalReceived(number))
         for early in self._early_signals:
@@ -188,6 +192,11 @@ class Host:
             delay_s = max(deadline_s - time.monotonic(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, TimePassed())
 
+    def _note_ended_child(self) -> None:
+        self._look_at_process()
+        if self._process is not None and self._process.ends_silently:
+            self._news.look_now()  # from now on every moment
+
     def _look_at_process(self) -> None:
         process, attempt = self._process, self._current
         status = process.poll() if process is not None else None
@@ -200,6 +209,7 @@ class Host:
         for stream in self._watched_streams:
             self._news.remove(attempt.folder.stream(stream))
         self._news.look_now()
+        self._opened_link().pace_logs(are_paced=False)
         if self._guard is not None:
             self._guard.rest()
         in_tmp = self._names_in_tmp() - attempt.in_tmp
@@ -349,8 +359,11 @@ class Host:
                 if relay is not None:
                     relay.follow(path)
         for stream in self._watched_streams:
-            self._news.add(folder.stream(stream))
+            rest_s = _METRICS_REST_S if stream is Stream.METRICS else _LOGS_REST_S
+            self._news.add(folder.stream(stream), rest_s=rest_s)
         self._news.look_now()
+        if self._link is not None:
+            self._link.pace_logs(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
         self._handle(TrialSpawned(attempt.key, time.time(), how))
         self._watch_usage()
