@@ -339,7 +339,12 @@ class KeeperProcess:
     """A real keeper."""
 
     def __init__(
-        self, settings: KeeperSettings, environ: dict[str, str], prefix: tuple[str, ...] = (), **options: Any
+        self,
+        settings: KeeperSettings,
+        environ: dict[str, str],
+        prefix: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
+        **options: Any,
     ) -> None:
         """`prefix` is a command that runs the keeper's. `options` are Popen's; by default the output goes to files."""
         self.settings = settings
@@ -347,7 +352,7 @@ class KeeperProcess:
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "trial_keeper"],
+                [*prefix, sys.executable, "-m", "trial_keeper", *arguments],
                 **{
                     "stdin": subprocess.DEVNULL,
                     "stdout": stdout,

@@ -309,7 +309,7 @@ class Keeper:
 
 def _told_leftovers(event: TrialExited) -> list[Effect]:
     return [
-        LogDecision(event.key, f"cannot end process {leftover}; end it as its own user")
+        LogDecision(None, f"cannot end process {leftover}; end it as its own user")
         for leftover in event.leftovers
     ]
 

@@ -179,6 +179,7 @@ class TrialProcess:
         killed: set[int] = set()
         while True:
             if self._cgroup is not None:
+                killed.update(self._cgroup.pids())
                 self._cgroup.kill()
             self._reap()
             self._left = self._living()
