@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -11,11 +12,13 @@ from pathlib import Path
 from trial_keeper import __version__
 from trial_keeper.cluster_environment import task_identity
 from trial_keeper.errors import KeeperBug, KeeperError, UserMistake, VersionMismatch, WorkspaceMissing
+from trial_keeper.exit_codes import known, of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 from trial_keeper.wire.workspace import (
+    AttemptFolder,
     DocumentInvalid,
     ManagerDocument,
     Workspace,
@@ -128,26 +131,29 @@ def _run_job(environ: Mapping[str, str]) -> int:
 
 def _run_trial(settings: KeeperSettings) -> int:
     from trial_keeper.host.attempt_files import claim_attempt, read_trial
+    from trial_keeper.host.mount import check_writing, wait_for_mount, with_code
 
+    # The first process of a container would be deaf to them. The host has handlers of its own once the trial runs.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _end_by_signal)
     identity = task_identity(os.environ)
     workspace = Workspace(Path(settings.workspace))
+    if settings.mount:
+        wait_for_mount(
+            Path(settings.mount),
+            workspace,
+            settings.mount_wait_s,
+            lambda text: _complain(f"trial-keeper: {text}"),
+        )
     trial = read_trial(workspace, settings.trial_id)
+    if settings.mount:
+        check_writing(workspace.trial(settings.trial_id).attempts)
     key, folder = claim_attempt(workspace, settings.trial_id, identity.task)
     try:
         check_version(settings, workspace)
-    except VersionMismatch as error:
-        # exit.json carries it to the manager, which may not speak this keeper's protocol at all.
-        now_s = time.time()
-        ended = TrialEnded(
-            key,
-            ExitReason.VERSION,
-            error.exit_code,
-            now_s,
-            now_s,
-            dict.fromkeys(settings.streams, 0),
-            str(error),
-        )
-        replace_file(folder.exit_json, exit_to_bytes(ended))
+        trial = with_code(workspace, trial, folder)
+    except (KeeperError, _Stopped) as error:
+        _record_failure(settings, key, folder, error)
         raise
     _end_older_attempts(workspace, key)
     from trial_keeper.host.host import Host
@@ -157,6 +163,41 @@ def _run_trial(settings: KeeperSettings) -> int:
     import asyncio  # the trial runs already
 
     return asyncio.run(host.run())
+
+
+class _Stopped(SystemExit):
+    """A signal ended the keeper before its trial began."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(of_signal(number))
+        self.exit_code = of_signal(number)
+
+    def __str__(self) -> str:
+        return "stopped before its command began"
+
+
+def _end_by_signal(number: int, _: object) -> None:
+    raise _Stopped(number)
+
+
+def _record_failure(
+    settings: KeeperSettings, key: AttemptKey, folder: AttemptFolder, error: KeeperError | _Stopped
+) -> None:
+    """exit.json carries it to the manager, which may not speak this keeper's protocol, or see another exit code."""
+    own = known(error.exit_code)
+    now_s = time.time()
+    ended = TrialEnded(
+        key,
+        ExitReason.JOB_LOST if own is None else own.reason,
+        error.exit_code,
+        now_s,
+        now_s,
+        dict.fromkeys(settings.streams, 0),
+        str(error),
+    )
+    # On storage that is full the exit code alone says it.
+    with contextlib.suppress(OSError):
+        replace_file(folder.exit_json, exit_to_bytes(ended))
 
 
 def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:

@@ -125,6 +125,11 @@ class TrialProcess:
                 self._cgroup.remove()
         return self._status if self._is_over else None
 
+    @property
+    def ends_silently(self) -> bool:
+        """Whether `poll` may find the end without any child having ended: it is to be called every moment."""
+        return self._waits_for_group or (self._status is not None and not self._is_over)
+
     def signal(self, *, kill: bool) -> None:
         """SIGTERM to every process of its group, or SIGKILL to everything it started, also to what left the group."""
         self._waits_for_group = not kill
