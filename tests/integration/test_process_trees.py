@@ -616,9 +616,10 @@ def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attem
     site = silent_site
     equip(site)
     site.add_trial(f"{SPREAD_OUT}; true")
+    # Another task of this trial, as containers have it that share a machine.
     other = subprocess.Popen(
         ["sleep", "1000"],
-        env=os.environ | {"NNI_SYS_DIR": str(site.attempt(AttemptKey("trial10", 0, KEY.task)).path)},
+        env=os.environ | {"NNI_SYS_DIR": str(site.attempt(AttemptKey(TRIAL, 0, f"{KEY.task}1")).path)},
     )
     try:
         keeper = site.start_keeper()
