@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -182,7 +183,10 @@ def stragglers():
 
 def is_dead(process):
     try:
-        return process.status() == psutil.STATUS_ZOMBIE
+        # One that is just ending, as a guard is when its keeper has gone, has no command line any more.
+        return process.status() == psutil.STATUS_ZOMBIE or not process.cmdline()
+    except psutil.ZombieProcess:
+        return True
     except psutil.NoSuchProcess:
         return True
 
@@ -313,10 +317,13 @@ def test_orphans_are_reaped_while_the_trial_goes_on(programs):
     )
     wait_until_ready(programs)
 
-    def below():
-        return [child.name() for child in psutil.Process(keeper.pid).children(recursive=True)]
+    def is_alone():
+        children = psutil.Process(keeper.pid).children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.name() for child in children] == ["bash"]
+        return False
 
-    wait_until(lambda: below() == ["bash"], "only the command is left, without any dead", timeout_s=20)
+    wait_until(is_alone, "only the command is left, without any dead", timeout_s=20)
     programs.open_gate("gate")
     assert finish(programs, keeper) == (4, ExitReason.NONZERO_EXIT)
 
@@ -639,7 +646,8 @@ def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attem
         assert second.wait() == 0
         states = site.file(Stream.STDOUT, AttemptKey(TRIAL, 1, KEY.task)).decode()
         assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
-        assert f"ended {len(left)} processes" in second.stderr
+        # Some go by themselves when others do.
+        assert re.search(r"ended [1-9] processes that an earlier attempt", second.stderr)
         assert stragglers() == [psutil.Process(other.pid)]
     finally:
         other.kill()
