@@ -345,6 +345,7 @@ class KeeperProcess:
         settings: KeeperSettings,
         environ: dict[str, str],
         prefix: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
         """Its output goes to files in `folder`. `prefix` is a command that runs the keeper's, `options` are Popen's."""
@@ -352,7 +353,7 @@ class KeeperProcess:
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "trial_keeper"],
+                [*prefix, sys.executable, "-m", "trial_keeper", *arguments],
                 **{
                     "stdin": subprocess.DEVNULL,
                     "stdout": stdout,

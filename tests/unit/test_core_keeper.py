@@ -19,6 +19,7 @@ from trial_keeper.core.events import (
     LogDecision,
     ManagerMoved,
     OpenLink,
+    OutOfMemory,
     RecordExit,
     ReleaseAttempt,
     Send,
@@ -31,6 +32,7 @@ from trial_keeper.core.events import (
     StreamsGrew,
     TimePassed,
     TrialAssigned,
+    TrialCleared,
     TrialExited,
     TrialSpawned,
 )
@@ -95,8 +97,15 @@ def welcome(offsets: Offsets | None = None, *, closed: bool = False, key: Attemp
     return LinkOpened(Welcome("0.6.0", (AttemptOffsets(key, offsets or {}, closed),)))
 
 
-def exited(code: int | None = 0, signal: int | None = None, size: int = 0, stderr: str = "") -> TrialExited:
-    return TrialExited(KEY, ENDED_AT_S, code, signal, dict.fromkeys(Stream, size), stderr)
+def exited(
+    code: int | None = 0,
+    signal: int | None = None,
+    size: int = 0,
+    stderr: str = "",
+    out_of_memory: OutOfMemory | None = None,
+) -> TrialExited:
+    sizes = dict.fromkeys(Stream, size)
+    return TrialExited(KEY, ENDED_AT_S, code, signal, sizes, stderr, out_of_memory)
 
 
 def durable(offset: int = 0, *, closed: bool = False, key: AttemptKey = KEY) -> Durable:
@@ -180,6 +189,55 @@ def test_the_keeper_ends_with_its_trials_exit_code(
 def test_the_last_words_of_a_failed_trial_are_told_and_of_a_good_one_not(play: Play) -> None:
     assert end_in(play.running().at(1, exited(3, stderr="Traceback"))).message == "Traceback"
     assert end_in(Play().running().at(1, exited(0, stderr="a warning"))).message == ""
+
+
+LIMIT = OutOfMemory(512 << 20, 512 << 20)
+
+
+@pytest.mark.parametrize(("code", "signal", "told"), [(None, 9, 137), (137, None, 137), (1, None, 1)])
+def test_a_failure_while_memory_ran_out_is_for_want_of_memory(
+    play: Play, code: int | None, signal: int | None, told: int
+) -> None:
+    end = end_in(play.running().at(1, exited(code, signal, stderr="loading", out_of_memory=LIMIT)))
+    assert (end.exit_code, end.reason) == (told, ExitReason.OUT_OF_MEMORY)
+    assert end.message == (
+        "the container's memory limit of 512 MiB was reached, and the kernel killed a process of the trial; "
+        "ask for more memory in the experiment file or use a smaller batch\nloading"
+    )
+
+
+def test_a_trial_that_succeeds_although_memory_ran_out_has_succeeded(play: Play) -> None:
+    end = end_in(play.running().at(1, exited(0, out_of_memory=LIMIT)))
+    assert (end.reason, end.message) == (ExitReason.SUCCEEDED, "")
+
+
+def test_a_trial_that_was_being_stopped_keeps_that_reason_when_memory_runs_out(play: Play) -> None:
+    play.running().at(1, StopTrial(KEY.trial_id, ExitReason.EARLY_STOPPED))
+    assert end_in(play.at(2, exited(None, 9, out_of_memory=LIMIT))).reason is ExitReason.EARLY_STOPPED
+
+
+@pytest.mark.parametrize(
+    ("shortage", "found"),
+    [
+        (OutOfMemory(), "the machine's memory was full, and"),
+        (
+            OutOfMemory(peak_bytes=3 << 30),
+            "the machine's memory was full (this container has used up to 3072 MiB of it), and",
+        ),
+    ],
+)
+def test_without_a_limit_it_is_the_machine_that_was_full(
+    play: Play, shortage: OutOfMemory, found: str
+) -> None:
+    assert end_in(play.running().at(1, exited(None, 9, out_of_memory=shortage))).message.startswith(found)
+
+
+def test_what_cannot_be_ended_is_named_in_the_log(play: Play) -> None:
+    play.running().at(1, TrialCleared(KEY, ("71 (sleep 9)", "72 (python x.py)")))
+    assert play.log[-2:] == [
+        "cannot end process 71 (sleep 9); end it as its own user",
+        "cannot end process 72 (python x.py); end it as its own user",
+    ]
 
 
 def test_a_command_that_could_not_be_started_is_an_end_without_a_start(play: Play) -> None:
@@ -337,6 +395,20 @@ def test_a_trial_that_goes_within_the_grace_is_not_killed(play: Play) -> None:
 def test_the_grace_is_over_in_time_even_when_other_things_happen(play: Play) -> None:
     play.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
     assert SignalTrial(KEY, kill=True) in play.at(115, grew(1))
+
+
+def test_a_second_signal_ends_the_grace(play: Play) -> None:
+    play.running().at(100, SignalReceived(15))
+    assert play.at(101, SignalReceived(2)) == [SignalTrial(KEY, kill=True)]
+    assert play.at(102, SignalReceived(15)) == []
+    assert play.at(110, TimePassed()) == []
+    assert end_in(play.at(111, exited(None, 9))).reason is ExitReason.JOB_LOST
+
+
+def test_a_signal_after_a_stop_over_the_stream_is_the_first(play: Play) -> None:
+    play.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert play.at(101, SignalReceived(15)) == []
+    assert play.at(102, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
 
 
 def test_the_first_reason_stands_and_its_grace_too(play: Play) -> None:
