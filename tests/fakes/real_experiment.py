@@ -22,6 +22,7 @@ import requests
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import MetricRow, Store, StoreReader
+from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 
 _LOOK_AGAIN_S = 0.05
@@ -47,6 +48,11 @@ def free_port_pair() -> int:
             with contextlib.suppress(OSError, OverflowError):
                 second.bind(("127.0.0.1", port + 1))
                 return port
+
+
+def values(rows: list[MetricRow]) -> list[Any]:
+    """What was reported."""
+    return [json.loads(row.value) for row in rows]
 
 
 class RealExperiment:
@@ -130,6 +136,10 @@ class RealExperiment:
         response.raise_for_status()
         return response.json()
 
+    def delete(self, path: str) -> None:
+        """A DELETE of the HTTP API."""
+        requests.delete(f"http://127.0.0.1:{self.port}/api/v1/nni{path}", timeout=10).raise_for_status()
+
     def summary(self) -> dict[str, Any]:
         """The experiment at a glance."""
         summary: dict[str, Any] = self.get("/summary")
@@ -175,3 +185,16 @@ class RealExperiment:
         for pid in self.keeper_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+
+
+def assert_rows_are_what_was_written(
+    experiment: RealExperiment, trial_id: str, attempt: int = 0
+) -> list[MetricRow]:
+    """Compare the stored records of a trial with its metrics file; the records."""
+    written = decode(experiment.stream(trial_id, Stream.METRICS, attempt).read_bytes(), 0)
+    assert not written.garbage
+    rows = experiment.rows(trial_id)
+    assert [(row.record_offset, row.value) for row in rows] == [
+        (record.offset, record.value) for record in written.records
+    ]
+    return rows
