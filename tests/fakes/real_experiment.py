@@ -3,6 +3,7 @@
 Nothing here is a fake; it is kept with them because many tests share it.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,15 +14,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import requests
 
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.engine.engine import Engine
+from nni_manager.service.servicer import KeeperServer
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import MetricRow, Store, StoreReader
+from nni_manager.training_services.base import JobEnded, TrainingService
+from nni_manager.tuner.registry import make_tuner
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -48,6 +53,33 @@ def free_port_pair() -> int:
             with contextlib.suppress(OSError, OverflowError):
                 second.bind(("127.0.0.1", port + 1))
                 return port
+
+
+async def until(is_true: Callable[[], Any], what: str, within_s: float = 90.0) -> None:
+    """As `wait_until`, on the loop of an engine."""
+    gives_up_at_s = time.monotonic() + within_s
+    while not is_true():
+        assert time.monotonic() < gives_up_at_s, f"after {within_s:g} s still not: {what}"
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+@contextlib.asynccontextmanager
+async def a_manager_here(
+    experiment: "RealExperiment", make_service: Callable[[Callable[[JobEnded], None]], TrainingService]
+) -> AsyncIterator[Engine]:
+    """What a manager's process is made of, from its start to its end, over any training service."""
+    port = free_port_pair()
+    engine = Engine(experiment.config, experiment.folder, make_service, make_tuner(experiment.config))
+    server = KeeperServer(engine.keepers)
+    await engine.restore()
+    await server.start("127.0.0.1", port)
+    try:
+        await engine.start((f"127.0.0.1:{port}",))
+        yield engine
+    finally:
+        await engine.close()
+        await server.stop()
+        assert not engine.failed.is_set()
 
 
 def values(rows: list[MetricRow]) -> list[Any]:
