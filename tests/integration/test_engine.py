@@ -185,7 +185,7 @@ class Far(Void):
 
     uses_snapshot = True
 
-    async def place(self, job_id):
+    def placement(self, job_id):
         return Placement(None, None)
 
 

@@ -11,8 +11,12 @@ from trial_keeper.wire.convert import (
     MessageInvalid,
     keeper_message_from_pb,
     keeper_message_to_pb,
+    keeper_messages_from_pb,
+    keeper_messages_to_pb,
     manager_message_from_pb,
     manager_message_to_pb,
+    manager_messages_from_pb,
+    manager_messages_to_pb,
 )
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
@@ -58,6 +62,29 @@ def test_what_a_keeper_says_is_what_the_manager_hears(message: m.KeeperMessage) 
 def test_what_a_manager_says_is_what_the_keeper_hears(message: m.ManagerMessage) -> None:
     on_the_wire = manager_message_to_pb(message).SerializeToString()
     assert manager_message_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == message
+
+
+@given(st.lists(st.one_of(list(KEEPER_MESSAGES.values())), min_size=1, max_size=5))
+def test_what_a_keeper_says_in_one_breath_is_heard_in_its_order(messages: list[m.KeeperMessage]) -> None:
+    on_the_wire = keeper_messages_to_pb(messages).SerializeToString()
+    assert keeper_messages_from_pb(pb.ConnectRequest.FromString(on_the_wire)) == messages
+
+
+@given(st.lists(st.one_of(list(MANAGER_MESSAGES.values())), min_size=1, max_size=5))
+def test_what_a_manager_says_in_one_breath_is_heard_in_its_order(messages: list[m.ManagerMessage]) -> None:
+    on_the_wire = manager_messages_to_pb(messages).SerializeToString()
+    assert manager_messages_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == messages
+
+
+def test_one_invalid_message_makes_the_whole_breath_invalid() -> None:
+    said = keeper_messages_to_pb([m.Idle(), m.Idle()])
+    said.also[0].ClearField("idle")
+    with pytest.raises(MessageInvalid, match="keeper's message"):
+        keeper_messages_from_pb(said)
+    answered = manager_messages_to_pb([m.RunTrial("a"), m.Leave("b")])
+    answered.also[0].ClearField("leave")
+    with pytest.raises(MessageInvalid, match="manager's message"):
+        manager_messages_from_pb(answered)
 
 
 def test_no_message_of_the_protocol_is_left_out_above() -> None:
@@ -120,8 +147,8 @@ def test_a_key_that_cannot_name_a_folder_is_invalid(name: str) -> None:
 @given(st.binary())
 def test_no_bytes_make_anything_but_a_message_or_an_invalid_one(content: bytes) -> None:
     for parse, read in (
-        (pb.ConnectRequest.FromString, keeper_message_from_pb),
-        (pb.ConnectResponse.FromString, manager_message_from_pb),
+        (pb.ConnectRequest.FromString, keeper_messages_from_pb),
+        (pb.ConnectResponse.FromString, manager_messages_from_pb),
     ):
         try:
             parsed = parse(content)

@@ -11,7 +11,7 @@ import grpc.aio
 
 from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
+from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
@@ -43,6 +43,15 @@ _REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
+
+
+# What goes into one message of the stream: well below what a server takes.
+MESSAGES_AT_ONCE = 64
+BYTES_AT_ONCE = 1024 * 1024
+
+
+def _size_of(message: KeeperMessage) -> int:
+    return len(message.data) if isinstance(message, Chunk) else 0
 
 
 class _Outgoing:
@@ -82,6 +91,16 @@ class _Outgoing:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._has_news.wait(), rest_s if self._logs else None)
         return self._urgent.popleft()
+
+    def take_more(self, taken_bytes: int) -> list[KeeperMessage]:
+        """What is urgent as well and fits into one message of the stream with what was taken."""
+        more: list[KeeperMessage] = []
+        while self._urgent and len(more) < MESSAGES_AT_ONCE:
+            taken_bytes += _size_of(self._urgent[0])
+            if taken_bytes > BYTES_AT_ONCE:
+                break
+            more.append(self._urgent.popleft())
+        return more
 
     def _rest_s(self) -> float:
         if self._burst_bytes < LOG_BURST_BYTES or not self._logs_are_paced():
@@ -180,18 +199,15 @@ class ManagerLink:
         # An address where nobody listens fails at once; one that swallows packets takes the whole time.
         response = await asyncio.wait_for(call.read(), CONNECT_TIMEOUT_S)
         while isinstance(response, pb.ConnectResponse):
-            message = manager_message_from_pb(response)
-            match message:
-                case Welcome():
-                    self._post_of(outgoing, LinkOpened(message))
-                case _:
-                    self._post_of(outgoing, message)
+            for message in manager_messages_from_pb(response):
+                self._post_of(outgoing, LinkOpened(message) if isinstance(message, Welcome) else message)
             response = await call.read()
 
 
 async def _requests(outgoing: _Outgoing) -> AsyncIterator[pb.ConnectRequest]:
     while True:
-        yield keeper_message_to_pb(await outgoing.take())
+        first = await outgoing.take()
+        yield keeper_messages_to_pb([first, *outgoing.take_more(_size_of(first))])
 
 
 async def _connected(channel: grpc.aio.Channel, address: str) -> None:

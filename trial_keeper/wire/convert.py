@@ -1,6 +1,6 @@
 """Messages to protobuf and back. The only module that touches generated code."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.reasons import ExitReason
@@ -19,6 +19,22 @@ _STREAM_TO_PB: dict[m.Stream, pb.Stream.ValueType] = {
     m.Stream.KEEPER: pb.STREAM_KEEPER,
 }
 _STREAM_FROM_PB: dict[int, m.Stream] = {number: stream for stream, number in _STREAM_TO_PB.items()}
+
+
+def keeper_messages_to_pb(messages: Sequence[m.KeeperMessage]) -> pb.ConnectRequest:
+    """The protobuf form of what a keeper says in one breath: at least one message."""
+    request = keeper_message_to_pb(messages[0])
+    request.also.extend(map(keeper_message_to_pb, messages[1:]))
+    return request
+
+
+def keeper_messages_from_pb(request: pb.ConnectRequest) -> list[m.KeeperMessage]:
+    """What the keeper said in one breath.
+
+    Raises:
+        MessageInvalid: as for `keeper_message_from_pb`, for any of them.
+    """
+    return [keeper_message_from_pb(each) for each in (request, *request.also)]
 
 
 def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
@@ -123,6 +139,22 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
             raise MessageInvalid(
                 "cannot read a keeper's message: it holds no message that this version knows"
             )
+
+
+def manager_messages_to_pb(messages: Sequence[m.ManagerMessage]) -> pb.ConnectResponse:
+    """The protobuf form of what the manager says in one breath: at least one message."""
+    response = manager_message_to_pb(messages[0])
+    response.also.extend(map(manager_message_to_pb, messages[1:]))
+    return response
+
+
+def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMessage]:
+    """What the manager said in one breath.
+
+    Raises:
+        MessageInvalid: as for `manager_message_from_pb`, for any of them.
+    """
+    return [manager_message_from_pb(each) for each in (response, *response.also)]
 
 
 def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:

@@ -11,7 +11,7 @@ import grpc.aio
 from nni_manager.domain.receiving import StreamBroken
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
 from nni_manager.errors import UserMistake
-from trial_keeper.wire.convert import MessageInvalid, keeper_message_from_pb, manager_message_to_pb
+from trial_keeper.wire.convert import MessageInvalid, keeper_messages_from_pb, manager_messages_to_pb
 from trial_keeper.wire.messages import Hello, KeeperMessage, ManagerMessage
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
@@ -103,12 +103,17 @@ class KeeperServicer(KeeperServiceServicer):
     ) -> Session | None:
         metadata = dict(context.invocation_metadata() or ())
         async for request in requests:
-            hello = keeper_message_from_pb(request)
+            hello, *others = keeper_messages_from_pb(request)
             if not isinstance(hello, Hello):
                 raise ProtocolBroken(
                     "cannot take a message before Hello; use the keeper that comes with the manager"
                 )
-            return self._gate.admit(hello, str(metadata.get(JOB_KEY, "")), str(metadata.get(TOKEN_KEY, "")))
+            session = self._gate.admit(
+                hello, str(metadata.get(JOB_KEY, "")), str(metadata.get(TOKEN_KEY, ""))
+            )
+            for message in others:
+                session.receive(message)
+            return session
         return None
 
 
@@ -116,12 +121,21 @@ async def _send(
     session: Session, context: "grpc.aio.ServicerContext[pb.ConnectRequest, pb.ConnectResponse]"
 ) -> None:
     while (message := await session.outgoing.get()) is not None:
-        await context.write(manager_message_to_pb(message))
+        messages, is_last = [message], False
+        while not session.outgoing.empty() and not is_last:
+            following = session.outgoing.get_nowait()
+            is_last = following is None
+            if following is not None:
+                messages.append(following)
+        await context.write(manager_messages_to_pb(messages))
+        if is_last:
+            return
 
 
 async def _receive(session: Session, requests: AsyncIterator[pb.ConnectRequest]) -> None:
     async for request in requests:
-        session.receive(keeper_message_from_pb(request))
+        for message in keeper_messages_from_pb(request):
+            session.receive(message)
 
 
 class KeeperServer:

@@ -55,6 +55,7 @@ class ConnectRequest(_message.Message):
     TRIAL_ENDED_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     IDLE_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -67,6 +68,12 @@ class ConnectRequest(_message.Message):
     def usage(self) -> Global___Usage: ...
     @_builtins.property
     def idle(self) -> Global___Idle: ...
+    @_builtins.property
+    def also(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectRequest]:
+        """What was said right after it, in this order; these have no `also` of their own. A message of its own costs each side about as
+        much as the rest of its work.
+        """
+
     def __init__(
         self,
         *,
@@ -76,10 +83,11 @@ class ConnectRequest(_message.Message):
         trial_ended: Global___TrialEnded | None = ...,
         usage: Global___Usage | None = ...,
         idle: Global___Idle | None = ...,
+        also: _abc.Iterable[Global___ConnectRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "hello", b"hello", "idle", b"idle", "message", b"message", "trial_ended", b"trial_ended", "trial_started", b"trial_started", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "hello", b"hello", "idle", b"idle", "message", b"message", "trial_ended", b"trial_ended", "trial_started", b"trial_started", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "chunk", b"chunk", "hello", b"hello", "idle", b"idle", "message", b"message", "trial_ended", b"trial_ended", "trial_started", b"trial_started", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "trial_started", "chunk", "trial_ended", "usage", "idle"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -96,6 +104,7 @@ class ConnectResponse(_message.Message):
     STOP_TRIAL_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -106,6 +115,10 @@ class ConnectResponse(_message.Message):
     def durable(self) -> Global___Durable: ...
     @_builtins.property
     def leave(self) -> Global___Leave: ...
+    @_builtins.property
+    def also(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectResponse]:
+        """As in ConnectRequest."""
+
     def __init__(
         self,
         *,
@@ -114,10 +127,11 @@ class ConnectResponse(_message.Message):
         stop_trial: Global___StopTrial | None = ...,
         durable: Global___Durable | None = ...,
         leave: Global___Leave | None = ...,
+        also: _abc.Iterable[Global___ConnectResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "leave", b"leave", "message", b"message", "run_trial", b"run_trial", "stop_trial", b"stop_trial", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "leave", b"leave", "message", b"message", "run_trial", b"run_trial", "stop_trial", b"stop_trial", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "durable", b"durable", "leave", b"leave", "message", b"message", "run_trial", b"run_trial", "stop_trial", b"stop_trial", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "run_trial", "stop_trial", "durable", "leave"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
