@@ -1,15 +1,22 @@
 """The link alone, against a server that treats its streams badly."""
 
 import asyncio
+import contextlib
 import time
 
 import grpc.aio
 import pytest
 
 from trial_keeper.core.events import LinkLost, LinkOpened
-from trial_keeper.host.link import LOG_BURST_BYTES, LOG_BYTES_PER_S, ManagerLink
+from trial_keeper.host.link import (
+    BYTES_AT_ONCE,
+    LOG_BURST_BYTES,
+    LOG_BYTES_PER_S,
+    MESSAGES_AT_ONCE,
+    ManagerLink,
+)
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.convert import keeper_message_from_pb, manager_message_to_pb
+from trial_keeper.wire.convert import keeper_message_from_pb, keeper_messages_from_pb, manager_message_to_pb
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, TrialEnded, Welcome
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
@@ -17,6 +24,23 @@ from trial_keeper.wire.workspace import ManagerDocument, Workspace
 
 HELLO = Hello("1.0", "EXPERIMT", "aBcDe", "main-0")
 ROUNDS = 30
+
+
+@contextlib.asynccontextmanager
+async def a_link_to(servicer, folder):
+    """A keeper's link to a server of its own, and the events it posts."""
+    server = grpc.aio.server()
+    add_KeeperServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    workspace = Workspace(folder)
+    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
+    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
+    events: asyncio.Queue[object] = asyncio.Queue()
+    link = ManagerLink(workspace, settings, events.put_nowait)
+    yield link, events
+    await link.close()
+    await server.stop(None)
 
 
 class Forgetful(KeeperServiceServicer):
@@ -43,28 +67,19 @@ def test_a_stream_that_dies_under_a_flow_of_messages_takes_nothing_from_the_next
 
 
 async def talk(folder, reads_before_break, size):
-    server, servicer = grpc.aio.server(), Forgetful(reads_before_break)
-    add_KeeperServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    workspace = Workspace(folder)
-    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
-    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
-    events: asyncio.Queue[object] = asyncio.Queue()
-    link = ManagerLink(workspace, settings, events.put_nowait)
-    chunk = Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, 0, bytes(size))
-    for _ in range(ROUNDS):
-        link.open(HELLO)
-        assert isinstance(await events.get(), LinkOpened)
-        while events.empty():  # as a busy trial makes its keeper send, up to the moment the loss is known
-            link.send(chunk)
-            await asyncio.sleep(0)
-        lost = await events.get()
-        assert isinstance(lost, LinkLost), lost
-    await link.close()
+    servicer = Forgetful(reads_before_break)
+    async with a_link_to(servicer, folder) as (link, events):
+        chunk = Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, 0, bytes(size))
+        for _ in range(ROUNDS):
+            link.open(HELLO)
+            assert isinstance(await events.get(), LinkOpened)
+            while events.empty():  # as a busy trial makes its keeper send, up to the moment the loss is known
+                link.send(chunk)
+                await asyncio.sleep(0)
+            lost = await events.get()
+            assert isinstance(lost, LinkLost), lost
     assert servicer.first_messages == [HELLO] * ROUNDS
     assert events.empty()
-    await server.stop(None)
 
 
 class Recording(KeeperServiceServicer):
@@ -72,12 +87,16 @@ class Recording(KeeperServiceServicer):
 
     def __init__(self):
         self.streams = []
+        self.most_at_once = self.most_bytes = 0
 
     async def Connect(self, request_iterator, context):  # noqa: N802
         brought = []
         self.streams.append(brought)
         async for request in request_iterator:
-            brought.append(keeper_message_from_pb(request))
+            messages = keeper_messages_from_pb(request)
+            self.most_at_once = max(self.most_at_once, len(messages))
+            self.most_bytes = max(self.most_bytes, request.ByteSize())
+            brought.extend(messages)
             if len(brought) == 1:
                 await context.write(manager_message_to_pb(Welcome("1.0")))
 
@@ -88,35 +107,28 @@ def test_a_stream_given_up_while_it_opens_takes_nothing_from_the_next_one(tmp_pa
 
 
 async def reopen(folder, ticks):
-    server, servicer = grpc.aio.server(), Recording()
-    add_KeeperServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    workspace = Workspace(folder)
-    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
-    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
-    events: asyncio.Queue[object] = asyncio.Queue()
-    link = ManagerLink(workspace, settings, events.put_nowait)
-    chunks = [Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, number, b"x") for number in range(50)]
-    for _ in range(ROUNDS):
-        link.open(HELLO)
-        for _ in range(ticks):
-            await asyncio.sleep(0)
-        while not events.empty():
-            events.get_nowait()
-        link.open(HELLO)  # the manager moved, just now
-        while not isinstance(await events.get(), LinkOpened):
-            pass
-        for chunk in chunks:
-            link.send(chunk)
-            await asyncio.sleep(0)
-        brought = servicer.streams[-1]
-        while len(brought) < 1 + len(chunks):
-            await asyncio.sleep(0)
-        assert brought == [HELLO, *chunks]
-        link.drop("enough")
-    await link.close()
-    await server.stop(None)
+    servicer = Recording()
+    async with a_link_to(servicer, folder) as (link, events):
+        chunks = [
+            Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, number, b"x") for number in range(50)
+        ]
+        for _ in range(ROUNDS):
+            link.open(HELLO)
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            while not events.empty():
+                events.get_nowait()
+            link.open(HELLO)  # the manager moved, just now
+            while not isinstance(await events.get(), LinkOpened):
+                pass
+            for chunk in chunks:
+                link.send(chunk)
+                await asyncio.sleep(0)
+            brought = servicer.streams[-1]
+            while len(brought) < 1 + len(chunks):
+                await asyncio.sleep(0)
+            assert brought == [HELLO, *chunks]
+            link.drop("enough")
 
 
 def test_messages_and_metrics_go_ahead_of_logs_that_wait(tmp_path):
@@ -124,36 +136,49 @@ def test_messages_and_metrics_go_ahead_of_logs_that_wait(tmp_path):
 
 
 async def overtake(folder):
-    server, servicer = grpc.aio.server(), Recording()
-    add_KeeperServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    workspace = Workspace(folder)
-    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
-    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
-    events: asyncio.Queue[object] = asyncio.Queue()
-    link = ManagerLink(workspace, settings, events.put_nowait)
-    link.open(HELLO)
-    assert isinstance(await events.get(), LinkOpened)
-    key = AttemptKey("aBcDe", 0, "main-0")
-    logs = [
-        Chunk(key, stream, number * 64 * 1024, bytes(64 * 1024))
-        for number in range(8)
-        for stream in (Stream.STDOUT, Stream.STDERR, Stream.KEEPER)
-    ]
-    urgent = [
-        Chunk(key, Stream.METRICS, 0, b"a metric"),
-        TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 18}),
-        Chunk(key, Stream.METRICS, 8, b"the last 1"),
-    ]
-    for message in (*logs, *urgent):  # in one go: a whole window, and what is reported a moment later
-        link.send(message)
-    (brought,) = servicer.streams
-    while len(brought) < 1 + len(logs) + len(urgent):
-        await asyncio.sleep(0)
-    assert brought == [HELLO, *urgent, *logs]
-    await link.close()
-    await server.stop(None)
+    servicer = Recording()
+    async with a_link_to(servicer, folder) as (link, events):
+        link.open(HELLO)
+        assert isinstance(await events.get(), LinkOpened)
+        key = AttemptKey("aBcDe", 0, "main-0")
+        logs = [
+            Chunk(key, stream, number * 64 * 1024, bytes(64 * 1024))
+            for number in range(8)
+            for stream in (Stream.STDOUT, Stream.STDERR, Stream.KEEPER)
+        ]
+        urgent = [
+            Chunk(key, Stream.METRICS, 0, b"a metric"),
+            TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 18}),
+            Chunk(key, Stream.METRICS, 8, b"the last 1"),
+        ]
+        for message in (*logs, *urgent):  # in one go: a whole window, and what is reported a moment later
+            link.send(message)
+        (brought,) = servicer.streams
+        while len(brought) < 1 + len(logs) + len(urgent):
+            await asyncio.sleep(0)
+        assert brought == [HELLO, *urgent, *logs]
+
+
+def test_what_is_said_in_one_breath_shares_a_message_of_the_stream_up_to_its_limits(tmp_path):
+    asyncio.run(asyncio.wait_for(say_much(tmp_path), 60))
+
+
+async def say_much(folder):
+    servicer = Recording()
+    async with a_link_to(servicer, folder) as (link, events):
+        link.open(HELLO)
+        assert isinstance(await events.get(), LinkOpened)
+        (brought,) = servicer.streams
+        key = AttemptKey("aBcDe", 0, "main-0")
+        small = [Chunk(key, Stream.METRICS, number, b"x") for number in range(3 * MESSAGES_AT_ONCE)]
+        large = [Chunk(key, Stream.METRICS, number, bytes(400 * 1024)) for number in range(8)]
+        for message in (*small, *large):
+            link.send(message)
+        while len(brought) < 1 + len(small) + len(large):
+            await asyncio.sleep(0)
+        assert brought == [HELLO, *small, *large]
+        assert 1 < servicer.most_at_once <= MESSAGES_AT_ONCE
+        assert servicer.most_bytes < BYTES_AT_ONCE * 1.1
 
 
 def test_logs_of_a_running_trial_rest_after_a_burst_and_hold_up_no_metric(tmp_path):
@@ -161,39 +186,30 @@ def test_logs_of_a_running_trial_rest_after_a_burst_and_hold_up_no_metric(tmp_pa
 
 
 async def pace(folder):
-    server, servicer = grpc.aio.server(), Recording()
-    add_KeeperServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    workspace = Workspace(folder)
-    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
-    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
-    events: asyncio.Queue[object] = asyncio.Queue()
-    link = ManagerLink(workspace, settings, events.put_nowait)
-    link.pace_logs(are_paced=True)
-    link.open(HELLO)
-    assert isinstance(await events.get(), LinkOpened)
-    (brought,) = servicer.streams
-    key = AttemptKey("aBcDe", 0, "main-0")
+    servicer = Recording()
+    async with a_link_to(servicer, folder) as (link, events):
+        link.pace_logs(are_paced=True)
+        link.open(HELLO)
+        assert isinstance(await events.get(), LinkOpened)
+        (brought,) = servicer.streams
+        key = AttemptKey("aBcDe", 0, "main-0")
 
-    async def arrived(count):
-        while len(brought) < count:
-            await asyncio.sleep(0)
+        async def arrived(count):
+            while len(brought) < count:
+                await asyncio.sleep(0)
 
-    logs = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(100)]
-    began_s = time.monotonic()
-    for chunk in logs[:3]:
-        link.send(chunk)
-    await arrived(1 + 3)
-    assert time.monotonic() - began_s >= 2 * LOG_BURST_BYTES / LOG_BYTES_PER_S
-    for chunk in logs[3:]:
-        link.send(chunk)
-    metric = Chunk(key, Stream.METRICS, 0, b"a metric")
-    link.send(metric)
-    await arrived(1 + 3 + 1)
-    assert brought == [HELLO, *logs[:3], metric]
-    link.pace_logs(are_paced=False)  # the trial has ended
-    await arrived(1 + len(logs) + 1)
-    assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
-    await link.close()
-    await server.stop(None)
+        logs = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(100)]
+        began_s = time.monotonic()
+        for chunk in logs[:3]:
+            link.send(chunk)
+        await arrived(1 + 3)
+        assert time.monotonic() - began_s >= 2 * LOG_BURST_BYTES / LOG_BYTES_PER_S
+        for chunk in logs[3:]:
+            link.send(chunk)
+        metric = Chunk(key, Stream.METRICS, 0, b"a metric")
+        link.send(metric)
+        await arrived(1 + 3 + 1)
+        assert brought == [HELLO, *logs[:3], metric]
+        link.pace_logs(are_paced=False)  # the trial has ended
+        await arrived(1 + len(logs) + 1)
+        assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S

@@ -697,6 +697,8 @@ class KeeperLife(RuleBasedStateMachine):
     @precondition(lambda self: self.is_up)
     @rule(share=st.floats(0, 1), closed=st.booleans())
     def confirm(self, share: float, closed: bool) -> None:
+        if closed and self.is_running:
+            self.stops.append(ExitReason.JOB_LOST)
         self._post(durable(int(self.sent * share), closed=closed))
 
     @precondition(lambda self: self.is_up)

@@ -95,7 +95,7 @@ class _Outgoing:
     def take_more(self, taken_bytes: int) -> list[KeeperMessage]:
         """What is urgent as well and fits into one message of the stream with what was taken."""
         more: list[KeeperMessage] = []
-        while self._urgent and len(more) < MESSAGES_AT_ONCE:
+        while self._urgent and 1 + len(more) < MESSAGES_AT_ONCE:
             taken_bytes += _size_of(self._urgent[0])
             if taken_bytes > BYTES_AT_ONCE:
                 break
