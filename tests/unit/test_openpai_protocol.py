@@ -1,9 +1,11 @@
 """What OpenPAI's server takes and what it refuses, all that is wrong at once, and what a job then is."""
 
 import json
+import time
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openpai_jobs import JOB, REMOVED, WORKER, a_job, text_of
 
@@ -17,6 +19,7 @@ from nni_manager.training_services.openpai.protocol import (
     Storage,
     parse,
 )
+from nni_manager.training_services.openpai.render import validate
 
 RESOURCES = (*WORKER, "resourcePerInstance")
 PLUGINS = "com.microsoft.pai.runtimeplugin"
@@ -273,6 +276,26 @@ def test_a_ring_of_requirements_is_named():
     assert "d requires s requires o requires d; remove one of these" in line
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prerequisites:\n"
+        + "".join(f"- {{name: p{n}, type: script, require: [q{n}]}}\n" for n in range(1500)),
+        "prerequisites:\n"
+        + "".join(f"- {{name: p{n}, type: script, require: [p{n + 1}]}}\n" for n in range(1500)),
+        "taskRoles:\n" + "".join(f"  w{n}: {{dockerImage: i{n}, x{n}: 1}}\n" for n in range(1500)),
+        "parameters:\n" + "  k: 1\n" * 5000,
+    ],
+    ids=["unknown names", "a long chain", "wrong roles", "one key"],
+)
+def test_a_job_of_thousands_of_mistakes_is_refused_soon_and_in_bounds(text):
+    started = time.monotonic()
+    with pytest.raises(ProtocolInvalid) as caught:
+        parse(text)
+    assert time.monotonic() - started < 30
+    assert len(str(caught.value)) < 2_000_000
+
+
 def test_a_job_with_nothing_but_the_needed_has_the_defaults():
     job = parse(text_of(a_job(((*WORKER, "instances"), REMOVED))))
     (role,) = job.task_roles
@@ -414,20 +437,46 @@ def places(value, path=()):
 RICH = a_job(
     ((*WORKER, "prerequisites"), ["s"]),
     ((*WORKER, "completion"), {"minFailedInstances": 1}),
+    ((*WORKER, "data"), "d"),
+    (("prerequisites", 0, "auth"), {"username": "<% $secrets.a %>"}),
     (("prerequisites", 2, "require"), ["d"]),
     (("prerequisites", 2, "plugin"), f"{PLUGINS}.cmd"),
-    (("prerequisites", 2, "callbacks"), [{"event": "taskStarts", "commands": ["a"]}]),
-    deployments=[{"name": "x", "taskRoles": {"worker": {"preCommands": ["a"]}}}],
-    defaults={"deployment": "x"},
+    (("prerequisites", 2, "callbacks"), [{"event": "taskStarts", "commands": ["a <% $data.uri[0] %>"]}]),
+    parameters={"p": [1, {"q": 2}]},
+    deployments=[{"name": "x", "taskRoles": {"worker": {"preCommands": ["a <% $parameters.p[1].q %>"]}}}],
+    defaults={"deployment": "x", "virtualCluster": "v"},
     secrets={"a": "b"},
     extras={
-        "storages": [{"name": "n"}],
-        "jobStatusChangeNotification": {},
-        PLUGINS: [{"plugin": "git", "parameters": {"repo_uri": "u"}}],
+        "gangAllocation": True,
+        "storages": [{"name": "n", "mountPath": "/n"}],
+        "jobStatusChangeNotification": {"running": True},
+        PLUGINS: [
+            {
+                "plugin": "git",
+                "failurePolicy": "ignore",
+                "parameters": {"repo_uri": "u", "options": ["-q"], "clone_dir": "d"},
+            },
+            {
+                "plugin": "ssh",
+                "parameters": {
+                    "jobssh": True,
+                    "sshbarrier": True,
+                    "sshbarrierTimeout": 3,
+                    "userssh": {"type": "custom", "value": "v"},
+                },
+            },
+            {
+                "plugin": "tensorboard",
+                "taskroles": ["worker"],
+                "parameters": {"port": 1, "logdir": {"a": "<% $secrets.a %>"}},
+            },
+            {"plugin": "teamwise_storage", "parameters": {"storageConfigNames": ["n"]}},
+        ],
     },
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from([path for path in places(RICH) if path]), anything)
 def test_a_job_with_anything_anywhere_is_read_or_refused(path, value):
     job = json.loads(json.dumps(RICH))
@@ -440,7 +489,17 @@ def test_a_job_with_anything_anywhere_is_read_or_refused(path, value):
 
 def read_or_refused_well(text):
     try:
-        parse(text)
+        validate(text)
     except ProtocolInvalid as error:
         return error.response_message() and all(is_well_said(mistake) for mistake in error.mistakes)
     return True
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(sorted((Path(__file__).parents[1] / "golden/openpai/jobs").glob("*.yaml"))))
+def test_a_text_with_something_cut_out_or_put_in_is_read_or_refused(data, path):
+    text = path.read_text()
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 30)))
+    put_in = data.draw(st.text(alphabet="\t\n :-#'\"{}[]&*!|>%<$a1", max_size=5))
+    assert read_or_refused_well(text[:start] + put_in + text[end:])

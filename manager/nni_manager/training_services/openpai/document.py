@@ -48,6 +48,9 @@ class Document:
     value: Any
     mistakes: tuple[ProtocolMistake, ...] = ()
     root: Node | None = field(default=None, repr=False, compare=False)
+    _known_children: dict[int, dict[str | int, tuple[ScalarNode | None, Node]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def mistake(self, path: Path, message: str, violation: Violation | None = None) -> ProtocolMistake:
         """A mistake at this path, or at the nearest place above it that is in the text."""
@@ -68,25 +71,29 @@ class Document:
     def _end(self, node: Node) -> int:
         if isinstance(node, MappingNode | SequenceNode) and not node.flow_style:
             # A block ends for the reader where the next thing starts, behind all comments; here, with its last value.
-            return max(self._end(child) for _, child in _children(node))
+            return max(self._end(child) for _, child in self._children(node).values())
         end: int = node.end_mark.index
         return len(self.text[:end].rstrip()) if isinstance(node, ScalarNode) else end
 
     def _way(self, path: Path) -> Iterator[tuple[ScalarNode | None, Node]]:
+        """The key and the node of each step that is in the text."""
         node = self.root
         for step in path:
-            found = next(
-                (
-                    (key, child)
-                    for key, child in _children(node)
-                    if step == (key if isinstance(key, int) else _key(key))
-                ),
-                None,
-            )
-            if found is None:
+            if node is None or step not in self._children(node):
                 return
-            key, node = found
-            yield (None if isinstance(key, int) else key), node
+            key, node = self._children(node)[step]
+            yield key, node
+
+    def _children(self, node: Node) -> dict[str | int, tuple[ScalarNode | None, Node]]:
+        # A job of many mistakes asks for the children of the same node many times.
+        if id(node) not in self._known_children:
+            children: dict[str | int, tuple[ScalarNode | None, Node]] = {}
+            if isinstance(node, SequenceNode):
+                children = {index: (None, item) for index, item in enumerate(node.value)}
+            elif isinstance(node, MappingNode):
+                children = {_key(key): (key, value) for key, value in reversed(node.value)}
+            self._known_children[id(node)] = children
+        return self._known_children[id(node)]
 
 
 def read_document(text: str, file: str = "") -> Document:
@@ -244,13 +251,6 @@ class _Construction:
         if not all(isinstance(value, dict) for value in values):
             raise _refused(self._file, "<< merges mappings only; name an anchor of one", node.start_mark)
         return values
-
-
-def _children(node: Node | None) -> Iterator[tuple[ScalarNode | int, Node]]:
-    if isinstance(node, MappingNode):
-        yield from ((key, value) for key, value in node.value if isinstance(key, ScalarNode))
-    elif isinstance(node, SequenceNode):
-        yield from enumerate(node.value)
 
 
 def _key(node: ScalarNode) -> str:

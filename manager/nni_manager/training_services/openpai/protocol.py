@@ -118,9 +118,10 @@ class JobStatusChangeNotification:
 
 @dataclass(frozen=True)
 class JobProtocol:
-    """A job that can run.
+    """A job that can run. Two are equal that say the same, however they are written.
 
-    `deployment` is the one `defaults` chooses, by role. `storages`: None mounts nothing, empty the user's default storages.
+    `deployment` is the one `defaults` chooses, by role; `deployment_index` says which of the job's it is.
+    `storages`: None mounts nothing, empty the user's default storages.
     `warnings` say what will not do what its author may think; they begin with no "cannot".
     """
 
@@ -132,12 +133,13 @@ class JobProtocol:
     prerequisites: tuple[Prerequisite, ...]
     task_roles: tuple[TaskRole, ...]
     deployment: Mapping[str, RoleDeployment]
+    deployment_index: int | None
     gang_allocation: bool
     storages: tuple[Storage, ...] | None
     plugin_calls: tuple[PluginCall, ...]
     notification: JobStatusChangeNotification
     extras: Mapping[str, Any]
-    warnings: tuple[ProtocolMistake, ...]
+    warnings: tuple[ProtocolMistake, ...] = field(compare=False)
     document: Document = field(repr=False, compare=False)
 
     def prerequisite(self, name: str, kind: str | None = None) -> Prerequisite:
@@ -168,6 +170,9 @@ def _job(document: Document) -> JobProtocol:
         _plugin_call(call["plugin"], call.get("parameters"), call, ("extras", RUNTIME_PLUGINS, index))
         for index, call in enumerate(extras.get(RUNTIME_PLUGINS, []))
     )
+    deployments = job.get("deployments", [])
+    names = [deployment["name"] for deployment in deployments]
+    chosen = names.index(defaults["deployment"]) if "deployment" in defaults else None
     notification = extras.get("jobStatusChangeNotification", {})
     return JobProtocol(
         name=job["name"],
@@ -181,7 +186,8 @@ def _job(document: Document) -> JobProtocol:
             _prerequisite(item, index) for index, item in enumerate(job.get("prerequisites", []))
         ),
         task_roles=tuple(_task_role(name, role) for name, role in job["taskRoles"].items()),
-        deployment=_deployment(job.get("deployments", []), defaults.get("deployment")),
+        deployment={} if chosen is None else _deployment(deployments[chosen]),
+        deployment_index=chosen,
         gang_allocation=extras.get("gangAllocation") is not False,
         storages=_storages(extras, calls),
         plugin_calls=calls,
@@ -257,14 +263,11 @@ def _task_role(name: str, role: Mapping[str, Any]) -> TaskRole:
     )
 
 
-def _deployment(deployments: list[Mapping[str, Any]], chosen: str | None) -> Mapping[str, RoleDeployment]:
-    for deployment in deployments:
-        if deployment["name"] == chosen:
-            return {
-                name: RoleDeployment(tuple(role.get("preCommands", ())), tuple(role.get("postCommands", ())))
-                for name, role in deployment["taskRoles"].items()
-            }
-    return {}
+def _deployment(deployment: Mapping[str, Any]) -> Mapping[str, RoleDeployment]:
+    return {
+        name: RoleDeployment(tuple(role.get("preCommands", ())), tuple(role.get("postCommands", ())))
+        for name, role in deployment["taskRoles"].items()
+    }
 
 
 def _storages(extras: Mapping[str, Any], calls: tuple[PluginCall, ...]) -> tuple[Storage, ...] | None:

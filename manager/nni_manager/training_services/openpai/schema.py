@@ -173,6 +173,11 @@ _PLUGIN = _must_be(
     pattern=rf"^(?!{_PREFIX})|^{_PREFIX}\.({'|'.join(PLUGINS)}){_END}",
 )
 
+
+def _with_plugin(name: str, then: dict[str, Any]) -> dict[str, Any]:
+    return {"if": {"properties": {"plugin": {"const": name}}, "required": ["plugin"]}, "then": then}
+
+
 PREREQUISITE_TYPES = ("dockerimage", "script", "data", "output")
 
 
@@ -209,6 +214,11 @@ _PREREQUISITE = {
     "allOf": [
         {"if": {"properties": {"type": {"const": kind}}, "required": ["type"]}, "then": _prerequisite(kind)}
         for kind in PREREQUISITE_TYPES
+    ]
+    # All other keys of the prerequisite are parameters of its plugin.
+    + [
+        _with_plugin(f"{RUNTIME_PLUGINS}.{name}", parameters)
+        for name, parameters in _PLUGIN_PARAMETERS.items()
     ],
 }
 
@@ -276,17 +286,10 @@ _STORAGE = _mapping(
 
 _PLUGIN_CALL = {
     "allOf": [
-        {
-            "if": {"properties": {"plugin": {"const": plugin}}, "required": ["plugin"]},
-            "then": {
-                "required": ["parameters"]
-                if parameters["required"] and parameters["type"] == "object"
-                else [],
-                "properties": {"parameters": parameters},
-            },
-        }
-        for plugin, parameters in _PLUGIN_PARAMETERS.items()
-    ],
+        _with_plugin(name, {"required": needed, "properties": {"parameters": parameters}})
+        for name, parameters in _PLUGIN_PARAMETERS.items()
+        for needed in [["parameters"] if parameters["type"] == "object" else []]
+    ]
 } | _mapping(
     {
         "plugin": _must_be("one of " + ", ".join(PLUGINS), "ssh", type="string", enum=list(PLUGINS)),

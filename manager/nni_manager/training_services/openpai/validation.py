@@ -18,6 +18,9 @@ from nni_manager.training_services.openpai.mistakes import Path, ProtocolMistake
 from nni_manager.training_services.openpai.prerequisites import cycle_in
 from nni_manager.training_services.openpai.schema import JOB_SCHEMA, PREREQUISITE_TYPES, RUNTIME_PLUGINS
 
+# Of names that would have been right. A job may have thousands of them, and as many mistakes.
+MOST_NAMES_SHOWN = 20
+
 # The keys of a task role that name a prerequisite, and its type.
 _REFERENCES = {"dockerImage": "dockerimage", "data": "data", "output": "output", "script": "script"}
 
@@ -133,6 +136,7 @@ class _Sense:
             (("prerequisites", index), item)
             for index, item in enumerate(map(_mapping, _list(job.get("prerequisites"))))
         ]
+        self._names = [item.get("name") for _, item in self._prerequisites]
         self._deployments = [_mapping(item) for item in _list(job.get("deployments"))]
         self._defaults = _mapping(job.get("defaults"))
         self._extras = _mapping(job.get("extras"))
@@ -205,10 +209,8 @@ class _Sense:
                 if isinstance(role.get(key), str) and role[key] not in names[kind]:
                     yield self._unknown((*at, key), role[key], names[kind], f"prerequisite of type {kind}")
             for index, name in enumerate(_list(role.get("prerequisites"))):
-                if name not in self._all_names():
-                    yield self._unknown(
-                        (*at, "prerequisites", index), name, self._all_names(), "prerequisite"
-                    )
+                if name not in self._names:
+                    yield self._unknown((*at, "prerequisites", index), name, self._names, "prerequisite")
 
     def _requirements(self) -> Iterator[ProtocolMistake]:
         requires: dict[str, list[str]] = {}
@@ -216,8 +218,8 @@ class _Sense:
             required = [name for name in _list(item.get("require")) if isinstance(name, str)]
             requires[str(item.get("name"))] = required
             for index, name in enumerate(required):
-                if name not in self._all_names():
-                    yield self._unknown((*path, "require", index), name, self._all_names(), "prerequisite")
+                if name not in self._names:
+                    yield self._unknown((*path, "require", index), name, self._names, "prerequisite")
         cycle = cycle_in(requires)
         if cycle:
             path = next(path for path, item in self._prerequisites if item.get("name") == cycle[0])
@@ -254,11 +256,8 @@ class _Sense:
                     (*at, "callbacks"), f"there is {others[0]} beside it", "keep one of the two forms"
                 )
 
-    def _all_names(self) -> list[Any]:
-        return [item.get("name") for _, item in self._prerequisites]
-
     def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolMistake:
-        known = [each for each in known if isinstance(each, str)]
+        known = [each for each in known if isinstance(each, str)][:MOST_NAMES_SHOWN]
         remedy = remedy_for_unknown(str(name), known) if known else f"add a {what} of that name"
         return self._mistake(path, f"there is no {what} named {shown(name)}", remedy)
 
