@@ -288,7 +288,7 @@ for task in ${PAI_TASK_ROLE_INSTANCES//,/ }; do
   port="${!port}"
   printf 'Host %s-%s\\n  HostName %s\\n  Port %s\\n' "${task%%:*}" "${task##*:}" "${!ip}" "${port%%,*}"
   printf '  User %s\\n  IdentityFile %s\\n' "$(id -un)" "$ssh_dir/job_key"
-  printf '  StrictHostKeyChecking no\\n  UserKnownHostsFile /dev/null\\n'
+  printf '  StrictHostKeyChecking no\\n  UserKnownHostsFile /dev/null\\n  LogLevel ERROR\\n'
 done >> ~/.ssh/config
 chmod 600 ~/.ssh/config"""
 
