@@ -2,18 +2,23 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trial_keeper import __version__
 from trial_keeper.cluster_environment import task_identity
 from trial_keeper.errors import KeeperBug, KeeperError, UserMistake, VersionMismatch, WorkspaceMissing
-from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import TrialEnded
+from trial_keeper.exit_codes import known, of_signal
+from trial_keeper.settings import PREFIX, KeeperSettings
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 from trial_keeper.wire.workspace import (
+    AttemptFolder,
     DocumentInvalid,
     ManagerDocument,
     Workspace,
@@ -21,8 +26,9 @@ from trial_keeper.wire.workspace import (
     replace_file,
 )
 
+GRACE_S = f"{PREFIX}GRACE_S"
 HELP = """\
-usage: trial-keeper [--help] [--version]
+usage: trial-keeper [--grace-s N] [--help] [--version]
        trial-keeper doctor [--json]
 
 Runs the trial of one job and delivers its metrics and logs to the manager. It is the first process of a task: a job starts
@@ -32,10 +38,14 @@ it, and the environment says what to do. You do not start it by hand; `nnictl cr
 shared storage, the clock, the manager's version and address, the token, bash, GPUs. One line per check, with the remedy.
 It changes nothing, and does not disturb the trial that runs.
 
+A SIGTERM, SIGINT or SIGHUP to the keeper is passed on to the trial as SIGTERM. After a grace everything the trial has started
+is killed, at once when a second signal comes.
+
 options:
-  --help     this page
-  --version  the version; keeper and manager must agree in its first two numbers
-  --json     of doctor: a list of objects with check, outcome (OK, WARN, FAIL, SKIP), found and remedy
+  --grace-s N  seconds from the polite signal to the kill, in place of TRIAL_KEEPER_GRACE_S (30 by default)
+  --help       this page
+  --version    the version; keeper and manager must agree in its first two numbers
+  --json       of doctor: a list of objects with check, outcome (OK, WARN, FAIL, SKIP), found and remedy
 
 environment:
   TRIAL_KEEPER_*  the job's settings, written by the manager
@@ -55,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
     _open_standard_descriptors()
     match arguments:
         case []:
-            return _run_job()
+            return _run_job(os.environ)
+        case ["--grace-s", seconds]:
+            return _run_job({**os.environ, GRACE_S: seconds})
         case ["--help" | "-h"]:
             print(HELP, end="")
             return 0
@@ -70,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(HELP, end="")
             return 0
     _complain(
-        f"cannot use {' '.join(arguments)!r}: trial-keeper takes --help, --version, doctor or doctor --json only"
+        f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only"
     )
     return UserMistake.exit_code
 
@@ -101,9 +113,9 @@ def _run_doctor(*, as_json: bool) -> int:
         return 1
 
 
-def _run_job() -> int:
+def _run_job(environ: Mapping[str, str]) -> int:
     try:
-        settings = KeeperSettings.from_environ(os.environ)
+        settings = KeeperSettings.from_environ(environ)
         return _run_trial(settings)
     except KeeperError as error:
         _complain(f"trial-keeper: {error}")
@@ -119,27 +131,31 @@ def _run_job() -> int:
 
 def _run_trial(settings: KeeperSettings) -> int:
     from trial_keeper.host.attempt_files import claim_attempt, read_trial
+    from trial_keeper.host.mount import check_writing, wait_for_mount, with_code
 
+    # The first process of a container would be deaf to them. The host has handlers of its own once the trial runs.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _end_by_signal)
     identity = task_identity(os.environ)
     workspace = Workspace(Path(settings.workspace))
+    if settings.mount:
+        wait_for_mount(
+            Path(settings.mount),
+            workspace,
+            settings.mount_wait_s,
+            lambda text: _complain(f"trial-keeper: {text}"),
+        )
     trial = read_trial(workspace, settings.trial_id)
+    if settings.mount:
+        check_writing(workspace.trial(settings.trial_id).attempts)
     key, folder = claim_attempt(workspace, settings.trial_id, identity.task)
     try:
         check_version(settings, workspace)
-    except VersionMismatch as error:
-        # exit.json carries it to the manager, which may not speak this keeper's protocol at all.
-        now_s = time.time()
-        ended = TrialEnded(
-            key,
-            ExitReason.VERSION,
-            error.exit_code,
-            now_s,
-            now_s,
-            dict.fromkeys(settings.streams, 0),
-            str(error),
-        )
-        replace_file(folder.exit_json, exit_to_bytes(ended))
+        trial = with_code(workspace, trial, folder)
+    except (KeeperError, _Stopped) as error:
+        _record_failure(settings, key, folder, error)
         raise
+    _end_older_attempts(workspace, key)
     from trial_keeper.host.host import Host
 
     host = Host(settings, workspace, trial, key, folder)
@@ -147,6 +163,55 @@ def _run_trial(settings: KeeperSettings) -> int:
     import asyncio  # the trial runs already
 
     return asyncio.run(host.run())
+
+
+class _Stopped(SystemExit):
+    """A signal ended the keeper before its trial began."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(of_signal(number))
+        self.exit_code = of_signal(number)
+
+    def __str__(self) -> str:
+        return "stopped before its command began"
+
+
+def _end_by_signal(number: int, _: object) -> None:
+    raise _Stopped(number)
+
+
+def _record_failure(
+    settings: KeeperSettings, key: AttemptKey, folder: AttemptFolder, error: KeeperError | _Stopped
+) -> None:
+    """exit.json carries it to the manager, which may not speak this keeper's protocol, or see another exit code."""
+    own = known(error.exit_code)
+    now_s = time.time()
+    ended = TrialEnded(
+        key,
+        ExitReason.JOB_LOST if own is None else own.reason,
+        error.exit_code,
+        now_s,
+        now_s,
+        dict.fromkeys(settings.streams, 0),
+        str(error),
+    )
+    # On storage that is full the exit code alone says it.
+    with contextlib.suppress(OSError):
+        replace_file(folder.exit_json, exit_to_bytes(ended))
+
+
+def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:
+    """A keeper that was killed with its guard may have left its trial running, beside which this one would start."""
+    if key.attempt == 0 or os.getpid() == 1:  # nothing can be there
+        return
+    from trial_keeper.host.process import end_marked
+
+    older = [workspace.attempt(replace(key, attempt=number)).path for number in range(key.attempt)]
+    ended = end_marked([str(path) for path in older])
+    if ended:
+        _complain(
+            f"trial-keeper: ended {ended} processes that an earlier attempt of this trial had left here"
+        )
 
 
 def check_version(settings: KeeperSettings, workspace: Workspace) -> None:

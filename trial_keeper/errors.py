@@ -45,16 +45,52 @@ class SettingsInvalid(UserMistake):
     exit_code: ClassVar[int] = KeeperExit.SETTINGS
 
 
+class MountMissing(UserMistake):
+    """The path where the shared storage should be does not exist."""
+
+    exit_code: ClassVar[int] = KeeperExit.MOUNT_MISSING
+
+
+class MountUnreadable(UserMistake):
+    """The shared storage is there and cannot be read."""
+
+    exit_code: ClassVar[int] = KeeperExit.MOUNT_UNREADABLE
+
+
 class WorkspaceMissing(UserMistake):
-    """The experiment's workspace is not there, or cannot be read."""
+    """The experiment's folder, or what the manager wrote there, is not on the storage."""
 
     exit_code: ClassVar[int] = KeeperExit.WORKSPACE
 
 
 class WorkspaceNotWritable(UserMistake):
-    """The workspace is read-only, full, or belongs to another user."""
+    """The shared storage takes nothing."""
 
     exit_code: ClassVar[int] = KeeperExit.WORKSPACE_WRITE
+
+
+class MountReadOnly(WorkspaceNotWritable):
+    """The shared storage is mounted read-only."""
+
+    exit_code: ClassVar[int] = KeeperExit.MOUNT_READ_ONLY
+
+
+class MountFull(WorkspaceNotWritable):
+    """The shared storage is full, or the user's quota there is used up."""
+
+    exit_code: ClassVar[int] = KeeperExit.MOUNT_FULL
+
+
+class MountForbidden(WorkspaceNotWritable):
+    """The user may not write on the shared storage."""
+
+    exit_code: ClassVar[int] = KeeperExit.MOUNT_FORBIDDEN
+
+
+class CodeDamaged(UserMistake):
+    """The code snapshot cannot be unpacked."""
+
+    exit_code: ClassVar[int] = KeeperExit.CODE
 
 
 class VersionMismatch(UserMistake):

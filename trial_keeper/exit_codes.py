@@ -11,19 +11,25 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from trial_keeper.wire.reasons import ExitReason
+
 
 class KeeperExit(IntEnum):
-    """A failure of the keeper itself: the exit code, what it means, and what to do about it."""
+    """A failure of the keeper itself: the exit code, what it means, what to do about it, and the reason its trial ends with."""
 
     meaning: str
     remedy: str
+    reason: ExitReason
 
-    def __new__(cls, code: int, meaning: str, remedy: str) -> KeeperExit:
-        """A member that is its code, with its two sentences beside it."""
+    def __new__(
+        cls, code: int, meaning: str, remedy: str, reason: ExitReason = ExitReason.COULD_NOT_START
+    ) -> KeeperExit:
+        """A member that is its code, with the rest beside it."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.meaning = meaning
         member.remedy = remedy
+        member.reason = reason
         return member
 
     SETTINGS = (
@@ -33,23 +39,38 @@ class KeeperExit(IntEnum):
     )
     WORKSPACE = (
         101,
-        "the experiment's workspace is not there or cannot be read",
-        "mount the shared storage in the container at the path that the experiment file names",
+        "the experiment's folder is not on the storage that the container sees",
+        "mount at containerNFSMountPath the same storage that the manager has at nniManagerNFSMountPath",
+        ExitReason.MOUNT,
     )
     WORKSPACE_WRITE = (
         102,
-        "the workspace cannot be written",
-        "mount it read-write, free some space, and let the container's user write there",
+        "the shared storage fails when it is written to",
+        "check the storage's server and the network to it; the keeper's line on stderr has the storage's own error",
+        ExitReason.MOUNT,
     )
     VERSION = (
         103,
         "keeper and manager differ in the first two numbers of their version",
         "install the manager's version of trial-keeper in the image",
+        ExitReason.VERSION,
     )
     COMMAND = (
         104,
         "the trial's command could not be started",
         "use an image with bash, and check that the code folder exists and the user may enter it",
+    )
+    MOUNT_MISSING = (
+        105,
+        "the path where the shared storage should be does not exist in the container",
+        "mount the storage there, or name in containerNFSMountPath the path where it is",
+        ExitReason.MOUNT,
+    )
+    MOUNT_UNREADABLE = (
+        106,
+        "the shared storage is there and cannot be read",
+        "let the container's user read it, and see that the storage's server answers",
+        ExitReason.MOUNT,
     )
     OUTSIDE = (
         109,
@@ -61,11 +82,41 @@ class KeeperExit(IntEnum):
         "the keeper has a bug",
         "report it, with the keeper's log",
     )
+    MOUNT_READ_ONLY = (
+        111,
+        "the shared storage is mounted read-only",
+        "mount it read-write in the container",
+        ExitReason.MOUNT,
+    )
+    MOUNT_FULL = (
+        112,
+        "the shared storage is full, or the user's quota there is used up",
+        "free some space there, or ask for more quota",
+        ExitReason.MOUNT,
+    )
+    MOUNT_FORBIDDEN = (
+        113,
+        "the container's user may not write on the shared storage, or is squashed there to one who may not",
+        "export it with no_root_squash, run the container as the folder's owner (runAsUser, fsGroup), or chmod it for all",
+        ExitReason.MOUNT,
+    )
+    CODE = (
+        114,
+        "the code snapshot cannot be unpacked",
+        "remove the file in the experiment's folder and let `nnictl resume` pack it again",
+        ExitReason.MOUNT,
+    )
+
+
+def known(code: int) -> KeeperExit | None:
+    """The keeper's own failure that this exit code stands for. None for any other code."""
+    return next((own for own in KeeperExit if own == code), None)
 
 
 def describe(code: int) -> str | None:
     """Meaning and remedy of one of the keeper's own exit codes, on one line. None for any other code."""
-    return next((f"{own.meaning}; {own.remedy}" for own in KeeperExit if own == code), None)
+    own = known(code)
+    return None if own is None else f"{own.meaning}; {own.remedy}"
 
 
 def of_signal(number: int) -> int:

@@ -13,6 +13,7 @@ from trial_keeper.wire.messages import Stream
 
 PREFIX = "TRIAL_KEEPER_"
 SettingValue = str | bool | float
+OptionalText = str  # may be empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class KeeperSettings:
     relay_output: bool = False
     """Repeat the trial's stdout and stderr on the keeper's own, for `kubectl logs` and portals."""
     version_check: bool = True
+    mount: OptionalText = ""
+    """Where the shared storage is in the container; the keeper waits for it. Empty where manager and keeper share a machine."""
+    mount_wait_s: float = 60.0
+    """How long a keeper waits for it. A minute is what slow mounts of network storage take on a node that starts."""
     grace_s: float = 30.0
     """From the polite signal to the last one. Kubernetes' own default."""
     linger_s: float = 30.0
@@ -97,6 +102,10 @@ def _read_text(text: str) -> str:
     return text
 
 
+def _read_optional_text(text: str) -> str:
+    return text
+
+
 def _read_bool(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError("not true or false")
@@ -116,6 +125,7 @@ def _read_seconds(text: str) -> float:
 # Annotations are text here (PEP 563).
 _READERS: dict[str, Callable[[str], SettingValue]] = {
     "str": _read_text,
+    "OptionalText": _read_optional_text,
     "bool": _read_bool,
     "float": _read_seconds,
 }

@@ -183,7 +183,7 @@ def test_a_trial_finds_the_containers_variables_and_its_own_and_none_of_the_keep
     assert environ["PYTHONUNBUFFERED"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in environ
     assert not [name for name in environ if name.startswith("TRIAL_KEEPER_")]
-    of_bash = {"PWD", "OLDPWD", "SHLVL", "_"}
+    of_bash = {"PWD", "OLDPWD", "SHLVL", "PS1", "_"}
     own = {
         name: value for name, value in environ.items() if not name.startswith("NNI_") and name not in of_bash
     }
@@ -428,24 +428,28 @@ def private_mounts():
 
 
 @pytest.mark.parametrize(
-    ("mount", "remedy"),
+    ("mount", "remedy", "code"),
     [
         (
             "mount --bind {0} {0} && mount -o remount,ro,bind {0}",
             "Read-only file system; mount it read-write",
+            111,
         ),
         (
             "mkdir {0}-full && mount -t tmpfs -o size=64k full {0}-full && cp -r {0}/. {0}-full && "
             "mount --move {0}-full {0} && {{ cat /dev/zero > {0}/filler || true; }} 2>/dev/null",
             "No space left on device; free some space there",
+            112,
         ),
     ],
 )
-def test_a_workspace_that_takes_no_more_is_an_error_with_its_remedy(site, private_mounts, mount, remedy):
+def test_a_workspace_that_takes_no_more_is_an_error_with_its_remedy(
+    site, private_mounts, mount, remedy, code
+):
     site.add_trial("touch ran")
     script = mount.format(site.workspace.root) + ' && exec "$@"'
     keeper = site.start_keeper(options={"prefix": (*private_mounts, script, "sh")})
-    assert keeper.wait() == 102
+    assert keeper.wait() == code
     assert keeper.stderr == f"trial-keeper: cannot write in the workspace {site.workspace.root}: {remedy}\n"
     assert not (site.code / "ran").exists()
 
@@ -532,7 +536,7 @@ def test_an_unknown_argument_is_an_error_in_one_line(site):
     assert (result.returncode, result.stdout) == (100, "")
     assert (
         result.stderr
-        == "cannot use '--verbose now': trial-keeper takes --help, --version, doctor or doctor --json only\n"
+        == "cannot use '--verbose now': trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only\n"
     )
 
 

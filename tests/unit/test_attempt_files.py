@@ -4,7 +4,15 @@ import threading
 
 import pytest
 
-from trial_keeper.errors import SettingsInvalid, WorkspaceMissing, WorkspaceNotWritable
+from trial_keeper.errors import (
+    MountForbidden,
+    MountFull,
+    MountReadOnly,
+    MountUnreadable,
+    SettingsInvalid,
+    WorkspaceMissing,
+    WorkspaceNotWritable,
+)
 from trial_keeper.host import attempt_files
 from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_shared, read_trial
 from trial_keeper.wire.messages import Stream
@@ -53,7 +61,7 @@ def test_a_file_that_never_appears_names_the_mount(tmp_path, quick_storage):
 
 
 def test_a_file_that_cannot_be_read_is_not_waited_for(tmp_path):
-    with pytest.raises(WorkspaceMissing, match=r"cannot read .*Is a directory; let the user"):
+    with pytest.raises(MountUnreadable, match=r"cannot read .*Is a directory; check the storage's server"):
         read_shared(tmp_path)
 
 
@@ -118,25 +126,36 @@ def test_parameters_that_are_not_there_claim_nothing(workspace, quick_storage):
 def test_a_file_in_the_place_of_the_attempts_is_an_error_with_a_remedy(workspace):
     workspace.trial("trial1").attempts.touch()
     with pytest.raises(
-        WorkspaceNotWritable, match=r"cannot write in the workspace .*; check the shared storage"
+        WorkspaceNotWritable, match=r"cannot write in the workspace .*; check the storage's server"
     ):
         claim_attempt(workspace, "trial1", "main-0")
 
 
 @pytest.mark.parametrize(
-    ("number", "remedy"),
+    ("number", "kind", "remedy"),
     [
-        (errno.EROFS, "mount it read-write"),
-        (errno.ENOSPC, "free some space"),
-        (errno.EDQUOT, "more quota"),
-        (errno.EACCES, f"let user {os.getuid()} "),
-        (errno.EIO, "check the shared storage"),
+        (errno.EROFS, MountReadOnly, "mount it read-write"),
+        (errno.ENOSPC, MountFull, "free some space"),
+        (errno.EDQUOT, MountFull, "more quota"),
+        (errno.EACCES, MountForbidden, f"run the container as user {os.getuid()}, who owns "),
+        (errno.EPERM, MountForbidden, "(drwx------)"),
+        (errno.EIO, WorkspaceNotWritable, "check the storage's server"),
     ],
 )
-def test_each_way_of_not_being_writable_has_its_remedy(tmp_path, number, remedy):
-    message = str(not_writable(tmp_path, OSError(number, os.strerror(number))))
-    assert message.startswith(f"cannot write in the workspace {tmp_path}: {os.strerror(number)}; ")
-    assert remedy in message
+def test_each_way_of_not_being_writable_has_its_kind_and_its_remedy(tmp_path, number, kind, remedy):
+    tmp_path.chmod(0o700)
+    error = not_writable(tmp_path, OSError(number, os.strerror(number)))
+    assert type(error) is kind
+    assert str(error).startswith(f"cannot write in the workspace {tmp_path}: {os.strerror(number)}")
+    assert str(error).count("; ") == 1
+    assert remedy in str(error)
+
+
+def test_root_that_may_not_write_is_told_of_squashing(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "export it with no_root_squash" in str(not_writable(tmp_path, PermissionError(1, "no")))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "squash" not in str(not_writable(tmp_path, PermissionError(1, "no")))
 
 
 # ---- reading while it grows

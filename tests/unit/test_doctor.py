@@ -8,6 +8,7 @@ import pytest
 from trial_keeper import __version__
 from trial_keeper.host import doctor
 from trial_keeper.host.doctor import Finding, Outcome
+from trial_keeper.wire.workspace import Workspace
 
 CHECKS = [
     "settings",
@@ -151,10 +152,12 @@ def test_an_address_needs_no_names():
 
 
 def test_a_folder_is_made_use_of_and_left_as_it_was(tmp_path):
-    assert doctor.check_mount(tmp_path).outcome is Outcome.OK
-    assert doctor.check_writing(tmp_path).outcome is Outcome.OK
+    workspace = Workspace(tmp_path)
+    workspace.manager_json.touch()
+    assert doctor.check_mount(tmp_path, workspace).outcome is Outcome.OK
+    assert doctor.check_write(tmp_path).outcome is Outcome.OK
     assert doctor.check_clock(tmp_path).outcome is Outcome.OK
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [workspace.manager_json]
 
 
 def test_without_bash_there_is_no_trial(monkeypatch, tmp_path):

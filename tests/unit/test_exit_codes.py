@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from trial_keeper import errors
-from trial_keeper.exit_codes import KeeperExit, describe, of_signal
+from trial_keeper.exit_codes import KeeperExit, describe, known, of_signal
+from trial_keeper.wire.reasons import ExitReason
 
 PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
 ERRORS = [
@@ -31,6 +32,7 @@ def test_a_code_of_the_keeper_is_one_clusters_and_shells_leave_alone(code: Keepe
 def test_a_code_of_the_keeper_is_described_on_one_line(code: KeeperExit):
     line = describe(code)
     assert line is not None
+    assert known(int(code)) is code
     assert line.isprintable()
     assert code.meaning in line
     assert code.remedy in line
@@ -38,7 +40,22 @@ def test_a_code_of_the_keeper_is_described_on_one_line(code: KeeperExit):
 
 @pytest.mark.parametrize("code", [0, 1, 99, 119, 127, 137, 255, -9])
 def test_any_other_code_has_no_description(code: int):
-    assert describe(code) is None
+    assert (known(code), describe(code)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (errors.MountMissing, ExitReason.MOUNT),
+        (errors.WorkspaceNotWritable, ExitReason.MOUNT),
+        (errors.VersionMismatch, ExitReason.VERSION),
+        (errors.CommandNotStarted, ExitReason.COULD_NOT_START),
+    ],
+)
+def test_a_code_of_the_keeper_is_the_reason_its_trial_ends_with(
+    kind: type[errors.KeeperError], reason: ExitReason
+):
+    assert KeeperExit(kind.exit_code).reason is reason
 
 
 def test_a_signal_is_counted_from_128():
@@ -60,7 +77,5 @@ def test_every_error_but_the_base_says_who_must_act():
 
 
 def test_an_error_without_a_message_speaks_with_its_docstring():
-    assert (
-        str(errors.WorkspaceNotWritable()) == "The workspace is read-only, full, or belongs to another user."
-    )
+    assert str(errors.MountReadOnly()) == "The shared storage is mounted read-only."
     assert str(errors.WorkspaceNotWritable("cannot write /mnt")) == "cannot write /mnt"

@@ -44,8 +44,10 @@ def end_of(relay):
 def test_what_is_appended_comes_out_while_it_grows_and_at_the_end(pipe, source):
     relay = Relay(pipe[1], source)
     append(source, b"first")
+    relay.look()
     assert read_exactly(pipe[0], 5) == b"first"
     append(source, b" second")
+    relay.look()
     assert read_exactly(pipe[0], 7) == b" second"
     append(source, b" last")
     end_of(relay)

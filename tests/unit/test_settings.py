@@ -23,6 +23,8 @@ SETTINGS = st.builds(
     collect_logs=st.booleans(),
     relay_output=st.booleans(),
     version_check=st.booleans(),
+    mount=st.just("") | TEXT,
+    mount_wait_s=SECONDS,
     grace_s=SECONDS,
     linger_s=SECONDS,
 )

@@ -33,6 +33,7 @@ TRIAL_DOCUMENTS = st.builds(
     TEXT,
     TEXT,
     st.none() | st.lists(st.integers(0, 99)).map(tuple),
+    st.none() | TEXT,
 )
 ENDS = st.builds(
     TrialEnded,
@@ -51,7 +52,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
 }
 SAMPLES = {
     "manager.json": ManagerDocument("exp", "0.6.0", ("10.0.0.1:8081",)).to_bytes(),
-    "trial.json": TrialDocument("abcde", 0, "true", "/code", (0,)).to_bytes(),
+    "trial.json": TrialDocument("abcde", 0, "true", "", (0,), "code-0a1b.tar.gz").to_bytes(),
     "exit.json": exit_to_bytes(
         TrialEnded(AttemptKey("abcde", 0, "main"), ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 3})
     ),
@@ -74,6 +75,8 @@ def test_everything_has_its_place() -> None:
         str(WORKSPACE.manager_json): "/mnt/exp/manager.json",
         str(WORKSPACE.run_sh): "/mnt/exp/run.sh",
         str(WORKSPACE.sdk): "/mnt/exp/sdk",
+        str(WORKSPACE.code_snapshot("0a1b")): "/mnt/exp/code-0a1b.tar.gz",
+        str(attempt.code): f"{folder}/code",
         str(trial.trial_json): "/mnt/exp/trials/abcde/trial.json",
         str(trial.parameter_cfg): "/mnt/exp/trials/abcde/parameter.cfg",
         str(attempt.path): folder,
@@ -91,6 +94,8 @@ def _all_paths(trial, attempt) -> list[Path]:
         WORKSPACE.manager_json,
         WORKSPACE.run_sh,
         WORKSPACE.sdk,
+        WORKSPACE.code_snapshot("0a1b"),
+        attempt.code,
         trial.trial_json,
         trial.parameter_cfg,
         attempt.path,
@@ -110,6 +115,8 @@ def test_a_name_that_is_not_plainly_one_folder_is_refused(name: str) -> None:
         WORKSPACE.trial(name)
     with pytest.raises(ValueError, match="cannot use"):
         WORKSPACE.attempt(AttemptKey("abcde", 0, name))
+    with pytest.raises(ValueError, match="cannot use"):
+        WORKSPACE.file(name)
 
 
 @given(st.text())
@@ -170,13 +177,15 @@ def test_a_document_with_one_wrong_field_is_read_with_the_right_types_or_not_at_
     except DocumentInvalid:
         return
     numbers = (int, float) if original is float else (original,)
-    is_absent_gpus = field == "gpu_indices" and sample[field] is None
-    assert is_absent_gpus or type(sample[field]) in numbers
+    is_absent = field in ("gpu_indices", "code_snapshot") and sample[field] is None
+    assert is_absent or type(sample[field]) in numbers
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_missing_field_is_named(name: str) -> None:
     for field in json.loads(SAMPLES[name]):
+        if field == "code_snapshot":
+            continue  # a field of later versions
         sample = json.loads(SAMPLES[name])
         del sample[field]
         with pytest.raises(DocumentInvalid, match=field):
@@ -201,6 +210,14 @@ def test_every_torn_document_is_invalid(name: str) -> None:
 def test_fields_of_a_later_version_are_passed_over() -> None:
     later = json.loads(SAMPLES["manager.json"]) | {"certificate": "..."}
     assert ManagerDocument.from_bytes(json.dumps(later).encode()).addresses == ("10.0.0.1:8081",)
+
+
+def test_a_trial_of_an_earlier_version_has_no_snapshot() -> None:
+    earlier = json.loads(TrialDocument("abcde", 0, "true", "/code").to_bytes())
+    del earlier["code_snapshot"]
+    assert TrialDocument.from_bytes(json.dumps(earlier).encode()) == TrialDocument(
+        "abcde", 0, "true", "/code"
+    )
 
 
 def test_a_manager_without_an_address_is_no_manager() -> None:

@@ -44,10 +44,21 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """While a trial ran, the kernel killed something in its container for want of memory. None is what cannot be known."""
+
+    limit_bytes: int | None = None
+    """What the container may use; None when it has no limit of its own."""
+    peak_bytes: int | None = None
+    """The most that the container has ever used."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialExited:
-    """The command ended and its process group is gone.
+    """The command ended and everything it started is gone, but for `leftovers`.
 
     `exit_code` is 0–255, or None when `signal` ended it. `sizes` of the streams are taken after the end; `stderr_tail` is text.
+    `leftovers` are processes that nobody here can end, each as one line.
     """
 
     key: AttemptKey
@@ -56,6 +67,8 @@ class TrialExited:
     signal: int | None
     sizes: Offsets
     stderr_tail: str
+    out_of_memory: OutOfMemory | None = None
+    leftovers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from trial_keeper.core.events import (
     LogDecision,
     ManagerMoved,
     OpenLink,
+    OutOfMemory,
     RecordExit,
     Send,
     SendChunk,
@@ -51,6 +52,7 @@ class Keeper:
         self.attempt: Attempt | None = None
         self._lingers_until_s: float | None = None
         self._asked_to_leave = False
+        self._was_signalled = False
         self._exit_code: int | None = None
 
     @property
@@ -103,14 +105,14 @@ class Keeper:
                     now_s,
                 )
             case TrialExited():
-                return self._note_end(self._ended(event), now_s)
+                return [*_told_leftovers(event), *self._note_end(self._ended(event), now_s)]
             case StopTrial():
                 is_ours = self.attempt is not None and self.attempt.key.trial_id == event.trial_id
                 return self._stop(event.reason, now_s) if is_ours else []
             case SignalReceived():
                 # Whoever signals the keeper itself ends the job: the cluster, or the manager through it. A manager that
                 # asked has its own reason on record already.
-                return self._stop(ExitReason.JOB_LOST, now_s)
+                return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal(now_s)]
             case LinkOpened():
                 return self._note_link(event, now_s)
             case LinkLost():
@@ -155,6 +157,11 @@ class Keeper:
         else:
             exit_code = event.exit_code or 0
             reason = ExitReason.NONZERO_EXIT if exit_code else ExitReason.SUCCEEDED
+        message = event.stderr_tail
+        if event.out_of_memory is not None and exit_code:
+            # Whoever was killed: a shell or a parent process passes the failure on as a code of its own.
+            reason = ExitReason.OUT_OF_MEMORY
+            message = f"{_told_shortage(event.out_of_memory)}\n{message}".strip()
         # A command that was asked to stop and still ended well has not failed: the reason on record says why it is over.
         reason = attempt.stop_reason or reason
         sizes = attempt.replication.final_sizes(event.sizes)
@@ -165,7 +172,7 @@ class Keeper:
             attempt.started_at_s,
             event.at_s,
             sizes,
-            event.stderr_tail if exit_code else "",
+            message if exit_code else "",
         )
 
     def _note_end(self, ended: TrialEnded, now_s: float) -> list[Effect]:
@@ -208,6 +215,18 @@ class Keeper:
         attempt.stop_reason = reason
         attempt.kill_at_s = now_s + self.settings.grace_s
         return [LogDecision(attempt.key, f"stopping: {reason.value}"), SignalTrial(attempt.key, kill=False)]
+
+    def _note_signal(self, now_s: float) -> list[Effect]:
+        """Whoever signals twice will not wait."""
+        was_signalled, self._was_signalled = self._was_signalled, True
+        attempt = self.attempt
+        if not was_signalled or attempt is None or attempt.kill_at_s is None:
+            return []
+        attempt.kill_at_s = None
+        return [
+            LogDecision(attempt.key, "signalled again: killing it at once"),
+            SignalTrial(attempt.key, kill=True),
+        ]
 
     def _kill_when_grace_is_over(self, now_s: float) -> list[Effect]:
         attempt = self.attempt
@@ -286,3 +305,27 @@ class Keeper:
             return []
         self._exit_code = ended.exit_code if ended is not None else 0
         return [Exit(self._exit_code)]
+
+
+def _told_leftovers(event: TrialExited) -> list[Effect]:
+    return [
+        LogDecision(event.key, f"cannot end process {leftover}; end it as its own user")
+        for leftover in event.leftovers
+    ]
+
+
+def _told_shortage(shortage: OutOfMemory) -> str:
+    if shortage.limit_bytes is not None:
+        found = f"the container's memory limit of {_told_size(shortage.limit_bytes)} was reached"
+    else:
+        found = "the machine's memory was full"
+        if shortage.peak_bytes is not None:
+            found += f" (this container has used up to {_told_size(shortage.peak_bytes)} of it)"
+    return (
+        f"{found}, and the kernel killed a process of the trial; "
+        "ask for more memory in the experiment file or use a smaller batch"
+    )
+
+
+def _told_size(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.0f} MiB"

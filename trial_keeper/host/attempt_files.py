@@ -3,29 +3,54 @@
 import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
-from trial_keeper.errors import SettingsInvalid, UserMistake, WorkspaceMissing, WorkspaceNotWritable
+from trial_keeper.errors import (
+    MountForbidden,
+    MountFull,
+    MountReadOnly,
+    MountUnreadable,
+    SettingsInvalid,
+    WorkspaceMissing,
+    WorkspaceNotWritable,
+)
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import AttemptFolder, DocumentInvalid, TrialDocument, Workspace
 
 # An NFS client may go on saying "no such file" this long after another has made it; twice the 3 s that were measured.
 SHARED_STORAGE_LAG_S = 6.0
 _LOOK_AGAIN_S = 0.2
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
 
 
 def read_shared(path: Path) -> bytes:
-    """A file that the manager wrote before it started this job.
+    """The content of a file that the manager wrote before it started this job.
 
     Raises:
-        WorkspaceMissing: it is not there, even after the shared storage had time to show it, or cannot be read.
+        WorkspaceMissing: it is not there, even after the shared storage had time to show it.
+        MountUnreadable: it cannot be read.
+    """
+    with open_shared(path) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise not_readable(path, error) from error
+
+
+def open_shared(path: Path) -> BinaryIO:
+    """A file that the manager wrote before it started this job, open for reading.
+
+    Raises:
+        WorkspaceMissing, MountUnreadable: as for `read_shared`.
     """
     gives_up_at_s = time.monotonic() + SHARED_STORAGE_LAG_S
     while True:
         try:
-            return path.read_bytes()
+            return path.open("rb")
         except FileNotFoundError as error:
             if time.monotonic() > gives_up_at_s:
                 raise WorkspaceMissing(
@@ -34,9 +59,7 @@ def read_shared(path: Path) -> bytes:
                 ) from error
             time.sleep(_LOOK_AGAIN_S)
         except OSError as error:
-            raise WorkspaceMissing(
-                f"cannot read {path}: {error.strerror}; let the user of this container read the shared storage"
-            ) from error
+            raise not_readable(path, error) from error
 
 
 def read_trial(workspace: Workspace, trial_id: str) -> TrialDocument:
@@ -44,6 +67,7 @@ def read_trial(workspace: Workspace, trial_id: str) -> TrialDocument:
 
     Raises:
         WorkspaceMissing: its document is not there or is not one.
+        MountUnreadable: it cannot be read.
         SettingsInvalid: no trial can have this id.
     """
     try:
@@ -63,7 +87,7 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
 
     Raises:
         WorkspaceNotWritable: the storage is read-only, full, or belongs to another user.
-        WorkspaceMissing: the parameters are not there.
+        WorkspaceMissing, MountUnreadable: the parameters are not there, or cannot be read.
     """
     parameters = read_shared(workspace.trial(trial_id).parameter_cfg)
     number = 0
@@ -88,17 +112,45 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
     return key, folder
 
 
-def not_writable(path: Path, error: OSError) -> UserMistake:
-    """What to say when the workspace takes no more."""
-    remedies = {
-        errno.EROFS: "mount it read-write",
-        errno.ENOSPC: "free some space there",
-        errno.EDQUOT: "free some space there or ask for more quota",
-        errno.EACCES: f"let user {os.getuid()} of this container write there",
-        errno.EPERM: f"let user {os.getuid()} of this container write there",
-    }
-    remedy = remedies.get(error.errno or 0, "check the shared storage")
-    return WorkspaceNotWritable(f"cannot write in the workspace {path}: {error.strerror}; {remedy}")
+def not_readable(path: Path, error: OSError) -> MountUnreadable:
+    """What to say when the shared storage is there and does not show what it holds."""
+    if error.errno in _FORBIDDEN:
+        remedy = f"let user {os.geteuid()} of this container read there, {_as_its_owner(path)}"
+    else:
+        remedy = "check the storage's server and the network to it"
+    return MountUnreadable(f"cannot read {path}: {error.strerror}; {remedy}")
+
+
+def not_writable(path: Path, error: OSError) -> WorkspaceNotWritable:
+    """What to say when the workspace takes no more. `path` is a folder there."""
+    beginning = f"cannot write in the workspace {path}: {error.strerror}"
+    if error.errno == errno.EROFS:
+        return MountReadOnly(f"{beginning}; mount it read-write")
+    if error.errno == errno.ENOSPC:
+        return MountFull(f"{beginning}; free some space there")
+    if error.errno == errno.EDQUOT:
+        return MountFull(f"{beginning}; free some space there or ask for more quota")
+    if error.errno in _FORBIDDEN:
+        user = os.geteuid()
+        # Root may do anything, except where the server takes it for somebody else.
+        squash = "export it with no_root_squash, " if user == 0 else ""
+        return MountForbidden(
+            f"{beginning} for user {user} of this container; {squash}{_as_its_owner(path)}, or chmod it for all"
+        )
+    return WorkspaceNotWritable(f"{beginning}; check the storage's server and the network to it")
+
+
+def _as_its_owner(path: Path) -> str:
+    """A remedy. Tells the owner and the mode of the path, or of the last folder on the way that can be looked at."""
+    for known in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            status = known.stat()
+            mode = stat.filemode(status.st_mode)
+            return (
+                f"run the container as user {status.st_uid}, who owns {known} ({mode}), or in group {status.st_gid} "
+                "if that may (runAsUser, fsGroup)"
+            )
+    return "run the container as the owner of the folder (runAsUser, fsGroup)"
 
 
 class Tail:

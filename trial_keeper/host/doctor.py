@@ -4,6 +4,7 @@ Each check stands alone: it runs in a thread with a time limit, so neither stora
 packets hides what the others find. A check that lacks something which another has already complained of is skipped.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -19,8 +20,9 @@ from enum import Enum
 from pathlib import Path
 
 from trial_keeper import __version__
-from trial_keeper.host.attempt_files import not_writable
+from trial_keeper.errors import KeeperError
 from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
+from trial_keeper.host.mount import check_writing, look_at
 from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
 from trial_keeper.wire.messages import Hello, Welcome
@@ -94,8 +96,9 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
     else:
         workspace = Workspace(Path(str(root)))
-        yield bounded("mount", lambda: check_mount(workspace.root))
-        yield bounded("write", lambda: check_writing(workspace.root))
+        mount = Path(str(values.get("mount") or root))
+        yield bounded("mount", lambda: check_mount(mount, workspace))
+        yield bounded("write", lambda: check_write(_written(workspace, values)))
         yield bounded("space", lambda: check_space(workspace.root))
         yield bounded("clock", lambda: check_clock(workspace.root))
         yield bounded("manager", lambda: check_manager_document(workspace, values))
@@ -179,34 +182,22 @@ def check_gpus() -> Finding:
 # ---- the shared storage
 
 
-def check_mount(root: Path) -> Finding:
-    """Whether the experiment's folder is there and can be read."""
+def check_mount(mount: Path, workspace: Workspace) -> Finding:
+    """Whether the shared storage is there, with the experiment's folder on it, and can be read. As a keeper looks itself."""
     try:
-        os.listdir(root)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        there = next((parent for parent in root.parents if parent.is_dir()), Path("/"))
-        return _fail(
-            "mount",
-            f"cannot enter {root}: {error.strerror}, the last folder on the way is {there}",
-            "mount the shared storage in this container at the path that the experiment file names",
-        )
-    except OSError as error:
-        return _fail(
-            "mount",
-            f"cannot read {root}: {error.strerror}",
-            f"let user {os.geteuid()} of this container read the shared storage",
-        )
-    return _ok("mount", f"{root} is there, on {_file_system(root)}")
+        look_at(mount, workspace)
+    except KeeperError as error:
+        return _of_keeper_error("mount", error)
+    return _ok("mount", f"{workspace.root} is there, on {_file_system(workspace.root)}")
 
 
-def check_writing(root: Path) -> Finding:
+def check_write(folder: Path) -> Finding:
     """Whether this user can make files there, and remove them, and to whom they belong then."""
     try:
-        with _TemporaryFile(root) as path:
-            owner = path.stat().st_uid
-        folder_owner = root.stat().st_uid
-    except OSError as error:
-        return _of_error("write", Outcome.FAIL, not_writable(root, error))
+        owner = check_writing(folder)
+        folder_owner = folder.stat().st_uid
+    except KeeperError as error:
+        return _of_keeper_error("write", error)
     own = os.geteuid()
     if owner != own:
         return Finding(
@@ -216,6 +207,15 @@ def check_writing(root: Path) -> Finding:
             f"if a trial cannot read its own files, run the container as user {owner} or export without squashing",
         )
     return _ok("write", f"user {own} makes and removes files; the folder belongs to user {folder_owner}")
+
+
+def _written(workspace: Workspace, values: Mapping[str, SettingValue]) -> Path:
+    """Where a keeper writes: the attempts of its trial, if they are there."""
+    with contextlib.suppress(ValueError):
+        attempts = workspace.trial(str(values.get("trial_id", ""))).attempts
+        if os.path.isdir(attempts):
+            return attempts
+    return workspace.root
 
 
 def check_space(root: Path) -> Finding:
@@ -478,6 +478,11 @@ def _ok(check: str, found: str) -> Finding:
 
 def _fail(check: str, found: str, remedy: str) -> Finding:
     return Finding(check, Outcome.FAIL, found, remedy)
+
+
+def _of_keeper_error(check: str, error: KeeperError) -> Finding:
+    found, _, remedy = str(error).partition("; ")
+    return _fail(check, f"{found} (a keeper ends with {int(error.exit_code)})", remedy)
 
 
 def _of_error(check: str, outcome: Outcome, error: Exception) -> Finding:

@@ -18,6 +18,7 @@ from trial_keeper.core.events import (
     LogDecision,
     ManagerMoved,
     OpenLink,
+    OutOfMemory,
     RecordExit,
     Send,
     SendChunk,
@@ -35,6 +36,9 @@ from trial_keeper.core.events import (
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.host.attempt_files import Tail, not_writable
+from trial_keeper.host.cgroups import MemoryCgroup
+from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
+from trial_keeper.host.guard import Guard
 from trial_keeper.host.process import TrialProcess, adopt_orphans
 from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageWatch
@@ -45,11 +49,8 @@ from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace,
 if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
 
-# The files are looked at this often: soon after something came, more seldom while nothing does. 50 ms leave half of the
-# 60 ms from a report to its row for the way to the manager, at 0.2 % of a core.
-SHORTEST_POLL_S = 0.01
-LONGEST_POLL_S = 0.05
-_SLOWING = 1.3
+# While a stop is under way only: nobody tells when the last process of a group has ended.
+_GROUP_LOOK_S = 0.05
 _MANAGER_LOOK_S = 1.0
 _MESSAGE_BYTES = 4096
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -69,6 +70,8 @@ class Host:
         key: AttemptKey,
         folder: AttemptFolder,
     ) -> None:
+        # Before any thread runs. Process 1 needs none: all of its namespace ends with it.
+        self._guard = Guard() if os.getpid() != 1 else None
         self._settings = settings
         self._workspace = workspace
         self._trial = trial
@@ -76,7 +79,10 @@ class Host:
         self._folder = folder
         self._keeper = Keeper(settings)
         self._tail = Tail(folder, tuple(Stream))
+        self._news = FileNews()
         self._process: TrialProcess | None = None
+        self._memory = MemoryCgroup.own()
+        self._oom_kills = 0
         self._stdout = Relay(1, folder.stream(Stream.STDOUT)) if settings.relay_output else None
         self._stderr = Relay(2, folder.stream(Stream.STDERR) if settings.relay_output else None)
         self._link: ManagerLink | None = None
@@ -136,6 +142,7 @@ class Host:
             relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
             await asyncio.gather(*(loop.run_in_executor(None, relay.finish) for relay in relays))
             self._tail.close()
+            self._news.close()
         if self._failure is not None:
             raise self._failure
         return self._exit_code or 0
@@ -166,9 +173,11 @@ class Host:
         status = self._process.poll() if self._process is not None else None
         if self._process is None or status is None:
             return
-        # What is left of it would write on into files whose size is final now.
-        self._process.signal(kill=True)
+        leftovers = self._process.leftovers()
         self._process = None
+        self._news.look_now()
+        if self._guard is not None:
+            self._guard.rest()
         self._handle(
             TrialExited(
                 self._key,
@@ -177,22 +186,37 @@ class Host:
                 signal=-status if status < 0 else None,
                 sizes=self._tail.sizes(self._settings.streams),
                 stderr_tail=self._tail.last_text(Stream.STDERR, _MESSAGE_BYTES),
+                out_of_memory=self._memory_shortage(),
+                leftovers=tuple(f"{leftover.pid} ({leftover.command})" for leftover in leftovers),
             )
         )
 
+    def _memory_shortage(self) -> OutOfMemory | None:
+        memory = self._memory
+        if memory is None or memory.oom_kills() == self._oom_kills:
+            return None
+        return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
+
     async def _watch_files(self) -> None:
-        poll_s = SHORTEST_POLL_S
+        relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
+        relayed = (Stream.STDOUT, Stream.STDERR) if self._settings.relay_output else ()
+        for stream in {*self._settings.streams, *relayed}:
+            self._news.add(self._folder.stream(stream))
         while self._process is not None:
             sizes = self._tail.sizes(self._settings.streams)
-            if sizes != self._sizes:
+            grew = sizes != self._sizes
+            if grew:
                 self._sizes = sizes
-                poll_s = SHORTEST_POLL_S
                 self._handle(StreamsGrew(self._key, sizes))
-            else:
-                poll_s = min(poll_s * _SLOWING, LONGEST_POLL_S)
-            await asyncio.sleep(poll_s)
+            for relay in relays:
+                relay.look()
             # The last process of a group need not be a child of this one, so its end comes without a signal.
+            await self._news.wait(
+                grew=grew, longest_s=_GROUP_LOOK_S if self._process.ends_silently else SLOW_LOOK_S
+            )
             self._look_at_process()
+        for relay in relays:
+            relay.look()
 
     def _tell_usage(self, usage: Usage) -> None:
         if self._keeper.link.is_up and self._process is not None:
@@ -231,6 +255,7 @@ class Host:
                 case SignalTrial():
                     if self._process is not None:
                         self._process.signal(kill=effect.kill)
+                        self._news.look_now()
                 case RecordExit():
                     self._writing(partial(replace_file, self._folder.exit_json, exit_to_bytes(effect.ended)))
                 case LogDecision():
@@ -240,8 +265,11 @@ class Host:
                     self._done.set()
 
     def _spawn(self) -> None:
+        self._oom_kills = self._memory.oom_kills() if self._memory is not None else 0
+        if self._guard is not None:
+            self._guard.watch(str(self._folder.path))
         try:
-            self._process = TrialProcess(
+            self._process = TrialProcess.started(
                 self._trial.command,
                 self._trial.code_dir,
                 trial_environ(
@@ -253,6 +281,8 @@ class Host:
         except KeeperError as error:
             self._handle(SpawnFailed(self._key, time.time(), error.exit_code, str(error)))
             return
+        if self._guard is not None:
+            self._guard.watch(str(self._folder.path), self._process.pid)
         self._handle(TrialSpawned(self._key, time.time()))
 
     def _opened_link(self) -> "ManagerLink":

@@ -1,99 +1,162 @@
-"""The trial's command as a process group of its own, and whatever it starts."""
+"""A trial's processes: a command that leads a session of its own, and whatever it starts.
+
+Theory of operation. A process that double forks, leaves its group, makes a session or closes its descriptors still cannot
+leave its ancestors: this process adopts orphans, so whatever the trial started is below it, and stays. Processes that
+another one started on the trial's behalf are found by the environment they were given; a look at all of a machine's is
+dear, so only those are looked at that were not there before the trial. Process 1 of a namespace has all of it below
+itself. What is found is killed, round after round until nothing new is there: a process can fork while others die, but not
+once it was sent SIGKILL.
+"""
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
+from trial_keeper.host.cgroups import TrialCgroup
 
+MARKER = "NNI_SYS_DIR"
+"""The variable that tells whose a process is: every process of an attempt inherits it, and no other has its value."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-# Each round kills what the last one's victims had started in the meantime.
-_KILL_ROUNDS = 3
 _LONGEST_SHOWN = 200
+# What was killed is mostly gone within a millisecond. The keeper's loop stands still for so long at the most.
+_SHORT_S = 0.05
+# Memory of hundreds of gigabytes, or a GPU's, takes seconds to be given back.
+LONGEST_DEATH_S = 10.0
+_LOOK_AGAIN_S = 0.001
+# Half of all memory: enough to come before a keeper, and before what else runs on a laptop only if it is really large.
+_OOM_SCORE_RAISE = 500
+_HIGHEST_OOM_SCORE = 1000
 
 
 def adopt_orphans() -> None:
     """Become the parent of what a trial's processes leave behind, as the first process of a container is by nature.
 
-    Where the kernel will not have it, orphans go elsewhere and only those of the trial's group are found.
+    Where the kernel will not have it, orphans go elsewhere, and only the trial's group and marked processes are found.
     """
     import ctypes  # 2 ms of a keeper's start, and only a keeper's
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class TrialProcess:
-    """A command that runs in a session of its own, with its stdout and stderr as files.
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A process that could not be ended. `command` is the beginning of its command line."""
 
-    The files are the child's own descriptors: it never waits for its keeper and never dies of a broken pipe. All children
-    of this process are taken for the trial's.
+    pid: int
+    command: str
+
+
+class TrialProcess:
+    """A child of this process that leads a session, with everything it started. One at a time.
+
+    All children of this process are taken for the trial's and reaped, except those that are spared. A spared one leads a session
+    too, and all of that session is left alone; its owner waits for it.
     """
 
     def __init__(
-        self, command: str, code_dir: str, environ: Mapping[str, str], stdout: Path, stderr: Path
+        self, pid: int, sys_dir: str | None, spared: Collection[int], bystanders: frozenset[int]
     ) -> None:
-        """Start it.
+        """For `started` and `of`. `bystanders` were there before the trial."""
+        self.pid = pid
+        self._sys_dir = sys_dir
+        self._spared = frozenset(spared)
+        self._bystanders = bystanders
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._status: int | None = None
+        self._waits_for_group = False
+        self._is_over = False
+        self._gives_up_at_s: float | None = None
+        self._left: list[int] = []
+        _raise_oom_score(pid)
+        self._cgroup = TrialCgroup.around(pid)
+
+    @classmethod
+    def started(
+        cls,
+        command: str,
+        code_dir: str,
+        environ: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
+        spared: Collection[int] = (),
+    ) -> "TrialProcess":
+        """Start bash with a command; stdout and stderr are appended to files.
+
+        The files are the child's own descriptors: it never waits for its keeper and never dies of a broken pipe.
 
         Raises:
             CommandNotStarted: there is no bash, the code folder cannot be entered, or no system takes such a command.
         """
-        if not os.path.isdir(code_dir):
-            raise CommandNotStarted(
-                f"cannot enter the code folder {code_dir}: there is no such folder here; check codeDir in the experiment file"
-            )
-        shown = repr(command if len(command) <= _LONGEST_SHOWN else command[:_LONGEST_SHOWN] + "...")
-        with open(stdout, "ab") as out, open(stderr, "ab") as err:
-            try:
-                self._child = subprocess.Popen(
-                    # A failure inside a pipe or before the last line is a failure of the trial.
-                    ["bash", "-e", "-o", "pipefail", "-c", command],
-                    cwd=code_dir,
-                    env=dict(environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise CommandNotStarted(
-                    f"cannot start bash for the command {shown} in {code_dir}: {error.strerror}; "
-                    "use an image that has bash, a code folder that this user may enter, and a command below 128 KiB"
-                ) from error
-            except ValueError as error:
-                raise CommandNotStarted(
-                    f"cannot start the command {shown}: {error}; use printable text"
-                ) from error
-        self._waits_for_group = False
+        bystanders = _all_pids()
+        popen = _popen(command, code_dir, environ, stdout, stderr)
+        trial = cls(popen.pid, environ.get(MARKER), spared, bystanders)
+        trial._popen = popen
+        return trial
+
+    @classmethod
+    def of(cls, pid: int, spared: Collection[int] = (), *, sys_dir: str | None = None) -> "TrialProcess":
+        """A child that runs already, as a fork of a warm interpreter does.
+
+        `sys_dir` is its attempt's folder, which its own environment in /proc need not show, but that of what it starts does.
+        """
+        return cls(pid, sys_dir, spared, _all_pids())
 
     def poll(self) -> int | None:
         """None while it runs; afterwards its exit code, or -n for signal n.
 
-        A command that was asked to stop runs until its whole group is gone: a shell dies of the polite signal at once,
-        while what it started may still be saving its work. Orphans are reaped on the way.
+        When it has ended, nothing it started is left to write into its files, or cannot be got rid of: see `leftovers`. A trial
+        that was asked to stop runs until its whole group is gone: a shell dies of the polite signal at once, while
+        what it started may still be saving its work. Orphans are reaped on the way. To be called again after a moment
+        also when no child has ended since: the last process to go need not be one.
         """
         self._reap()
-        if self._waits_for_group and self._group_lives():
+        if self._status is None or (self._waits_for_group and self._group_lives()):
             return None
-        return self._child.returncode
+        if not self._is_over:
+            self._is_over = self._end_everything()
+            if self._is_over and self._cgroup is not None:
+                self._cgroup.remove()
+        return self._status if self._is_over else None
+
+    @property
+    def ends_silently(self) -> bool:
+        """Whether `poll` may find the end without any child having ended: it is to be called every moment."""
+        return self._waits_for_group or (self._status is not None and not self._is_over)
 
     def signal(self, *, kill: bool) -> None:
         """SIGTERM to every process of its group, or SIGKILL to everything it started, also to what left the group."""
         self._waits_for_group = not kill
-        self._signal_group(signal.SIGKILL if kill else signal.SIGTERM)
-        if kill:
-            _kill_all_children()
+        if self._status is None:
+            self._signal_group(signal.SIGKILL if kill else signal.SIGTERM)
+            if not kill:
+                # Whoever was stopped is to have its grace as well.
+                self._signal_group(signal.SIGCONT)
+        if kill and not self._is_over:
+            self._end_everything()
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """What is still there of a trial that has ended: another user's, or stuck in the kernel. Mostly empty."""
+        self._reap()
+        self._left = [pid for pid in self._left if not _is_dead(pid)]
+        return tuple(Leftover(pid, _command_line(pid)) for pid in self._left)
+
+    # ---- the group
 
     def _signal_group(self, number: int) -> None:
         # A process that became another user's is beyond reach.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, number)
+            os.killpg(self.pid, number)
 
     def _group_lives(self) -> bool:
         try:
-            os.killpg(self._child.pid, 0)
+            os.killpg(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
@@ -101,38 +164,220 @@ class TrialProcess:
         return True
 
     def _reap(self) -> None:
-        while (pid := _ended_child()) is not None:
-            if pid != self._child.pid:
-                os.waitpid(pid, 0)
-                continue
-            if not self._waits_for_group:
+        for pid in _ended_children(self._spared):
+            if pid == self.pid and not self._waits_for_group:
                 # Now, while the dead leader still holds the group's number: later it could be somebody else's.
                 self._signal_group(signal.SIGKILL)
-            self._child.wait()
+            _, status = os.waitpid(pid, 0)
+            if pid == self.pid:
+                self._status = os.waitstatus_to_exitcode(status)
+                if self._popen is not None:
+                    self._popen.returncode = self._status
+
+    # ---- everything
+
+    def _end_everything(self) -> bool:
+        """Kill all of it, and wait a moment. Whether that is over: nothing is left, or nothing more can be done about it."""
+        now_s = time.monotonic()
+        if self._gives_up_at_s is None:
+            self._gives_up_at_s = now_s + LONGEST_DEATH_S
+        killed: set[int] = set()
+        while True:
+            if self._cgroup is not None:
+                self._cgroup.kill()
+            self._reap()
+            self._left = self._living()
+            dying = [pid for pid in self._left if pid in killed or _kill(pid)]
+            if not dying:
+                return True
+            # What was forked just before its parent died comes first, and only then time to die.
+            is_new = not killed.issuperset(dying)
+            killed.update(dying)
+            if not is_new:
+                _wait_for_ends(dying, now_s + _SHORT_S)
+            if time.monotonic() > now_s + _SHORT_S:
+                return time.monotonic() > self._gives_up_at_s
+
+    def _living(self) -> list[int]:
+        found = set(descendants((os.getpid(),)))
+        if self._spared:
+            found = {pid for pid in found if _session_of(pid) not in self._spared}
+        if self._cgroup is not None:
+            found.update(self._cgroup.pids())
+        if self._sys_dir is not None and os.getpid() != 1:
+            found.update(marked((self._sys_dir,), _all_pids() - self._bystanders))
+        return [pid for pid in found if not _is_dead(pid)]
 
 
-def _ended_child() -> int | None:
-    """A child that ended and was not waited for."""
-    with contextlib.suppress(ChildProcessError):
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return None if ended is None else ended.si_pid
-    return None
+def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int:
+    """Kill what attempts of a keeper that is gone have left on this machine, and wait for it; how many processes it was.
+
+    Found by their environment, or by their session. Processes of other users stay.
+    """
+    gives_up_at_s = time.monotonic() + LONGEST_DEATH_S
+    ended: set[int] = set()
+    while time.monotonic() < gives_up_at_s:
+        pids = _all_pids()
+        found = {*marked(sys_dirs, pids), *(pid for pid in pids if sessions and _session_of(pid) in sessions)}
+        found.update(descendants(found))
+        dying = [pid for pid in found if not _is_dead(pid) and _kill(pid)]
+        if not dying:
+            break
+        ended.update(dying)
+        _wait_for_ends(dying, gives_up_at_s)
+    return len(ended)
 
 
-def _has_children() -> bool:
+def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
+    """Those of the processes that were started with the folder of one of these attempts as their NNI_SYS_DIR."""
+    wanted = [os.fsencode(f"\0{MARKER}={sys_dir}\0") for sys_dir in sys_dirs]
+    found = []
+    for pid in pids:
+        # It may be gone, or another user's.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            environ = b"\0%b\0" % file.read()
+            if any(entry in environ for entry in wanted):
+                found.append(pid)
+    return found
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """Children of these processes, their children, and so on. What forks or dies meanwhile may be missed."""
+    found: list[int] = []
+    following = list(pids)
+    while following:
+        children = _children(following.pop())
+        found += children
+        following += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
+    except OSError:
+        if os.path.exists("/proc/thread-self/children"):
+            return children  # it, or one of its threads, is gone
+        # A kernel without these files, which take a tenth of the time.
+        import psutil  # 15 ms that few keepers need
+
+        with contextlib.suppress(psutil.Error):
+            return [child.pid for child in psutil.Process(pid).children()]
+    return children
+
+
+def _ended_children(spared: frozenset[int]) -> Iterator[int]:
+    """Children that ended and were not waited for. The caller waits for each before it asks for the next."""
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, look)) is not None:
+            if ended.si_pid in spared:
+                break
+            yield ended.si_pid
+        else:
+            return
+        # The spared one hides what ended after it, until its owner has waited for it.
+        for pid in _children(os.getpid()):
+            if pid not in spared and os.waitid(os.P_PID, pid, look) is not None:
+                yield pid
+
+
+def _wait_for_ends(pids: Iterable[int], deadline_s: float) -> None:
+    """Until all of them, killed before, have ended, or it is time. Children are not reaped."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        except OSError:  # a kernel before 5.3, or too many open files
+            while not _is_dead(pid) and time.monotonic() < deadline_s:
+                time.sleep(_LOOK_AGAIN_S)
+            continue
+        try:
+            end = select.poll()
+            end.register(descriptor, select.POLLIN)
+            end.poll(max(deadline_s - time.monotonic(), 0.0) * 1e3)
+        finally:
+            os.close(descriptor)
+
+
+def _kill(pid: int) -> bool:
+    """Whether it is going to end."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
         return False
     return True
 
 
-def _kill_all_children() -> None:
-    for _ in range(_KILL_ROUNDS):
-        if not _has_children():
-            return
-        import psutil  # 15 ms that few trials need
+def _is_dead(pid: int) -> bool:
+    """Whether there is no such process, or only its entry until somebody waits for it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return True
+    # The name before it stands in brackets and may hold anything. Source: proc_pid_stat(5).
+    return stat[stat.rindex(b")") + 2 :][:1] in b"ZX"
 
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                process.kill()
+
+def _session_of(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return None
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().replace(b"\0", b" ").decode(errors="replace").strip()[:_LONGEST_SHOWN]
+    return ""
+
+
+def _all_pids() -> frozenset[int]:
+    return frozenset(int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def _raise_oom_score(pid: int) -> None:
+    """Have the kernel end this process, and what it starts, before the one that watches it."""
+    # Where /proc is read-only, or the process is gone, it goes without.
+    with contextlib.suppress(OSError):
+        with open("/proc/self/oom_score_adj") as file:
+            score = min(int(file.read()) + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE)
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write(str(score))
+
+
+def _popen(
+    command: str, code_dir: str, environ: Mapping[str, str], stdout: Path, stderr: Path
+) -> subprocess.Popen[bytes]:
+    if not os.path.isdir(code_dir):
+        raise CommandNotStarted(
+            f"cannot enter the code folder {code_dir}: there is no such folder here; check codeDir in the experiment file"
+        )
+    shown = repr(command if len(command) <= _LONGEST_SHOWN else command[:_LONGEST_SHOWN] + "...")
+    with open(stdout, "ab") as out, open(stderr, "ab") as err:
+        try:
+            return subprocess.Popen(
+                # A failure inside a pipe or before the last line is a failure of the trial.
+                ["bash", "-e", "-o", "pipefail", "-c", command],
+                cwd=code_dir,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CommandNotStarted(
+                f"cannot start bash for the command {shown} in {code_dir}: {error.strerror}; "
+                "use an image that has bash, a code folder that this user may enter, and a command below 128 KiB"
+            ) from error
+        except ValueError as error:
+            raise CommandNotStarted(
+                f"cannot start the command {shown}: {error}; use printable text"
+            ) from error

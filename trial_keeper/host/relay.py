@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 _COPY_BYTES = 64 * 1024
-_LOOK_AGAIN_S = 0.1
 # A log collector that does not read must not keep the job from ending.
 _LONGEST_DRAIN_S = 5.0
 
@@ -15,8 +14,8 @@ _LONGEST_DRAIN_S = 5.0
 class Relay:
     """The only writer of one descriptor: a thread, so that a full pipe stops the relay and nothing else.
 
-    It copies a file while it grows and writes lines in between. When nobody reads any more, or the disk under the descriptor
-    is full, it ends: the workspace has it all the same.
+    It copies a file, as far as that has grown whenever it is told to look, and writes lines in between. When nobody reads any
+    more, or the disk under the descriptor is full, it ends: the workspace has it all the same.
     """
 
     def __init__(self, target: int, source: Path | None = None) -> None:
@@ -25,6 +24,7 @@ class Relay:
         self._source = None if source is None else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._has_news = threading.Event()
+        self._has_news.set()  # what the file has already
         self._no_more_comes = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"relay {target}", daemon=True)
         self._thread.start()
@@ -32,6 +32,10 @@ class Relay:
     def say(self, line: str) -> None:
         """Write a line. Returns at once."""
         self._lines.put(line.encode(errors="replace"))
+        self._has_news.set()
+
+    def look(self) -> None:
+        """Copy what was appended to the source. Returns at once."""
         self._has_news.set()
 
     def finish(self) -> None:
@@ -44,7 +48,7 @@ class Relay:
         with contextlib.suppress(OSError):
             is_last_round = False
             while not is_last_round:
-                self._has_news.wait(None if self._source is None else _LOOK_AGAIN_S)
+                self._has_news.wait()
                 self._has_news.clear()
                 is_last_round = self._no_more_comes.is_set()
                 self._copy()

@@ -22,6 +22,7 @@ FIRST_AFTER_S = 1.0
 # stays below 0.2 % of a core.
 _REST_PER_CPU_TIME = 1000
 _REST_PER_WALK = 2000
+_LONGEST_STAT_BYTES = 4096
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -55,8 +56,13 @@ def all_processes() -> dict[int, ProcessStat]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             # It may be gone by now.
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                found[int(name)] = stat_from_bytes(file.read())
+            with contextlib.suppress(OSError):
+                # Two thirds of what `open` costs, and these are most of all that a keeper at rest does.
+                descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    found[int(name)] = stat_from_bytes(os.read(descriptor, _LONGEST_STAT_BYTES))
+                finally:
+                    os.close(descriptor)
     return found
 
 

@@ -3,12 +3,14 @@
     <mount>/<experiment id>/
         manager.json                        written by the manager: its version and addresses
         run.sh                              what a job runs
+        code-<digest>.tar.gz                the training code as jobs unpack it; not with jobs that see the code folder itself
         sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
             attempts/<n>/<task>/            written by one keeper; the trial's NNI_SYS_DIR
                 parameter.cfg, .nni/metrics, exit.json
                 output/{stdout, stderr, trial.log}
+                code/                       the snapshot, unpacked for this attempt alone
 
 Manager and keeper see the same tree under different mount points, so a `Workspace` is made from the root as its side sees it.
 """
@@ -59,6 +61,11 @@ class AttemptFolder:
     def output(self) -> Path:
         """NNI_OUTPUT_DIR."""
         return self.path / "output"
+
+    @property
+    def code(self) -> Path:
+        """The attempt's own copy of the training code, where it comes from a snapshot."""
+        return self.path / "code"
 
     @property
     def exit_json(self) -> Path:
@@ -125,6 +132,18 @@ class Workspace:
     def trials(self) -> Path:
         """One folder per trial."""
         return self.root / "trials"
+
+    def code_snapshot(self, digest: str) -> Path:
+        """The snapshot of training code with this content."""
+        return self.file(f"code-{digest}.tar.gz")
+
+    def file(self, name: str) -> Path:
+        """A file that a document in the workspace names.
+
+        Raises:
+            ValueError: the name could lead out of the workspace.
+        """
+        return self.root / _safe(name)
 
     def trial(self, trial_id: str) -> TrialFolder:
         """The folder of a trial.
@@ -196,8 +215,9 @@ class ManagerDocument:
 class TrialDocument:
     """trial.json: what a keeper needs to run a trial.
 
-    `command` is given to bash. `code_dir` is where it runs, as the container sees it. `gpu_indices` is None when the trial may
-    see whatever the container sees, and empty when it may see no GPU.
+    `command` is given to bash. `code_dir` is where it runs, as the container sees it; it is empty when `code_snapshot`, the
+    name of a file in the workspace, has to be unpacked first. `gpu_indices` is None when the trial may see whatever the container
+    sees, and empty when it may see no GPU.
     """
 
     trial_id: str
@@ -205,6 +225,7 @@ class TrialDocument:
     command: str
     code_dir: str
     gpu_indices: tuple[int, ...] | None = None
+    code_snapshot: str | None = None
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -214,6 +235,7 @@ class TrialDocument:
                 "sequence_id": self.sequence_id,
                 "command": self.command,
                 "code_dir": self.code_dir,
+                "code_snapshot": self.code_snapshot,
                 "gpu_indices": None if self.gpu_indices is None else list(self.gpu_indices),
             }
         )
@@ -228,6 +250,7 @@ class TrialDocument:
         document = _load("trial.json", content)
         with _fields_of("trial.json"):
             gpu_indices = document["gpu_indices"]
+            code_snapshot = document.get("code_snapshot")  # documents of earlier managers have none
             return cls(
                 _typed(document["trial_id"], str),
                 _typed(document["sequence_id"], int),
@@ -236,6 +259,7 @@ class TrialDocument:
                 None
                 if gpu_indices is None
                 else tuple(_typed(index, int) for index in _typed(gpu_indices, list)),
+                None if code_snapshot is None else _typed(code_snapshot, str),
             )
 
 

@@ -142,7 +142,8 @@ class LocalTrainingService(TrainingService):
             )
             if not keepers:
                 return JobState.UNKNOWN
-            self._watch(job_id, keepers[0])
+            # The oldest: a keeper's guard, which it made, has the same environment.
+            self._watch(job_id, min(keepers, key=psutil.Process.create_time))
             return JobState.RUNNING
         job = _JobFile(document["pid"], document["created_at_s"], tuple(document["gpu_indices"]))
         process = job.process()

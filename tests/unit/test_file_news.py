@@ -1,0 +1,210 @@
+import asyncio
+import ctypes
+import mmap
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+
+from trial_keeper.host import file_news
+from trial_keeper.host.file_news import SHORTEST_REST_S, SLOW_LOOK_S, FileNews
+
+# Far beyond the slow look: a wait that returns by its own time is told from one that was woken.
+NEVER_S = 60.0
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "metrics"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def news(file):
+    news = FileNews()
+    news.add(file)
+    assert news.comes_from_the_kernel
+    yield news
+    news.close()
+
+
+@pytest.fixture
+def deaf_news(file, monkeypatch):
+    """As in a sandbox without inotify."""
+
+    class NoInotify:
+        def inotify_init1(self, flags):
+            return -1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", lambda *_, **__: NoInotify())
+        news = FileNews()
+    news.add(file)
+    assert not news.comes_from_the_kernel
+    yield news
+    news.close()
+
+
+@pytest.fixture
+def loop():
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def wait(loop):
+    """Waits once; how long that took."""
+
+    def wait(news, *, grew=False, longest_s=NEVER_S):
+        begin = time.monotonic()
+        loop.run_until_complete(asyncio.wait_for(news.wait(grew=grew, longest_s=longest_s), 20))
+        return time.monotonic() - begin
+
+    return wait
+
+
+def append(path, data=b"x"):
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_what_was_written_between_a_look_and_the_wait_is_told(news, file, wait):
+    wait(news, longest_s=0)
+    append(file)
+    wait(news)
+
+
+def test_what_another_process_writes_wakes_one_that_waits(news, file, loop):
+    async def waiting():
+        waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
+        await asyncio.sleep(0)
+        with subprocess.Popen(["bash", "-c", f"echo new >> {file}"]):
+            await asyncio.wait_for(waits, 20)
+
+    loop.run_until_complete(waiting())
+
+
+def test_one_write_is_told_once(news, file, wait):
+    append(file)
+    wait(news)
+    assert wait(news, longest_s=0.05) >= 0.05
+
+
+def test_any_of_many_files_is_told_until_it_is_removed(news, file, tmp_path, wait):
+    other = tmp_path / "stdout"
+    other.touch()
+    news.add(other)
+    append(other)
+    wait(news)
+    news.remove(other)
+    wait(news)  # the kernel's word that it is done
+    append(other)
+    assert wait(news, longest_s=0.05) >= 0.05
+    append(file)
+    wait(news)
+
+
+def test_a_flood_of_writes_is_a_look_every_few_milliseconds(news, file, loop):
+    async def looks_while_flooded():
+        looks = 0
+        begin = time.monotonic()
+        while time.monotonic() < begin + 0.3:
+            await news.wait(grew=True, longest_s=NEVER_S)
+            looks += 1
+        return looks, time.monotonic() - begin
+
+    stopped = threading.Event()
+
+    def write():
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
+        while not stopped.is_set():
+            os.write(descriptor, b"x")
+        os.close(descriptor)
+
+    flood = threading.Thread(target=write)
+    flood.start()
+    try:
+        looks, took_s = loop.run_until_complete(looks_while_flooded())
+    finally:
+        stopped.set()
+        flood.join()
+    assert 2 <= looks <= took_s / SHORTEST_REST_S + 1
+
+
+def test_a_queue_that_ran_over_is_news_like_any_other(news, file, tmp_path, wait):
+    other = tmp_path / "stdout"
+    other.touch()
+    news.add(other)
+    descriptors = [os.open(path, os.O_WRONLY | os.O_APPEND) for path in (file, other)]
+    for _ in range(20_000):  # in turns, so that no two in a row are alike; the kernel keeps 16,384
+        for descriptor in descriptors:
+            os.write(descriptor, b"x")
+    for descriptor in descriptors:
+        os.close(descriptor)
+    wait(news)
+
+
+def test_what_the_kernel_does_not_see_waits_for_the_slow_look(news, file, wait):
+    append(file, bytes(4096))
+    wait(news)
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 4096) as mapped:
+        mapped[0:4] = b"seen"
+        assert 0.5 * SLOW_LOOK_S <= wait(news, longest_s=SLOW_LOOK_S) <= 10
+
+
+def test_a_wait_can_be_asked_to_return(news, loop):
+    async def waiting():
+        waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
+        await asyncio.sleep(0)
+        news.look_now()
+        await asyncio.wait_for(waits, 20)
+
+    loop.run_until_complete(waiting())
+
+
+def test_a_wait_that_is_given_up_leaves_nothing_with_the_loop(news, file, wait, loop):
+    async def waiting():
+        waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
+        await asyncio.sleep(0)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        return asyncio.get_running_loop().remove_reader(news._descriptor)
+
+    assert loop.run_until_complete(waiting()) is False
+    append(file)
+    wait(news)
+
+
+def test_without_inotify_the_files_are_polled_more_and_more_seldom(deaf_news, loop):
+    async def rests_s():
+        rests = []
+        for _ in range(10):
+            begin = time.monotonic()
+            await deaf_news.wait(grew=False)
+            rests.append(time.monotonic() - begin)
+        return rests
+
+    rests = loop.run_until_complete(rests_s())
+    assert rests[0] < file_news.LONGEST_POLL_S
+    assert deaf_news._poll_s == file_news.LONGEST_POLL_S
+    loop.run_until_complete(deaf_news.wait(grew=True))
+    assert deaf_news._poll_s == SHORTEST_REST_S
+
+
+def test_a_file_that_cannot_be_watched_makes_all_of_them_polled(news, tmp_path, wait):
+    news.add(tmp_path / "missing")
+    assert not news.comes_from_the_kernel
+    assert wait(news) < NEVER_S
+
+
+def test_nothing_stays_open(file):
+    before = set(os.listdir("/proc/self/fd"))
+    news = FileNews()
+    news.add(file)
+    news.close()
+    news.close()
+    assert set(os.listdir("/proc/self/fd")) == before

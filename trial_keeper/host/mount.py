@@ -1,0 +1,221 @@
+"""Entering the shared storage: it is waited for, looked at, written to, and the training code is unpacked from it."""
+
+import gzip
+import os
+import posixpath
+import queue
+import tarfile
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from trial_keeper.errors import CodeDamaged, MountMissing, MountUnreadable, WorkspaceMissing
+from trial_keeper.host.attempt_files import not_readable, not_writable, open_shared
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
+
+# Storage that is mounted at all is mounted by then; whoever waits longer is told what for.
+_SAYS_AFTER_S = 5.0
+_LOOK_AGAIN_S = 0.2
+# However short the wait, the storage has time to answer once.
+_ONE_LOOK_S = 1.0
+_MAY_COME = (MountMissing, MountUnreadable, WorkspaceMissing)
+_PROBE_BYTES = 4096
+_READ_BYTES = 2**20
+_NAMES_SHOWN = 5
+
+
+# ---- the mount
+
+
+def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callable[[str], None]) -> None:
+    """Return once the experiment's folder is there and can be read.
+
+    Looks from a thread of its own, because storage whose server is away lets a look hang. `say` is told what is waited for, after
+    5 s and then ever more seldom.
+
+    Raises:
+        MountMissing, MountUnreadable, WorkspaceMissing: it was not, all the time.
+    """
+    looks: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    given_up = threading.Event()
+
+    def look() -> None:
+        while not given_up.is_set():
+            try:
+                look_at(mount, workspace)
+            except Exception as error:  # noqa: BLE001 - raised by the waiting thread
+                looks.put(error)
+            else:
+                looks.put(None)
+                return
+            given_up.wait(_LOOK_AGAIN_S)
+
+    began_at_s = time.monotonic()
+    gives_up_at_s = began_at_s + max(wait_s, _ONE_LOOK_S)
+    says_after_s = _SAYS_AFTER_S
+    problem: Exception = MountUnreadable(
+        f"cannot read {mount}: the shared storage does not answer; check its server and the network to it"
+    )
+    threading.Thread(target=look, name="mount", daemon=True).start()
+    try:
+        while (now_s := time.monotonic()) < gives_up_at_s:
+            says_at_s = began_at_s + says_after_s
+            if now_s >= says_at_s:
+                left_s = gives_up_at_s - now_s
+                say(f"waiting for the shared storage, for {left_s:.0f} s yet: {problem}")
+                says_after_s *= 2
+                continue
+            try:
+                seen = looks.get(timeout=min(says_at_s, gives_up_at_s) - now_s)
+            except queue.Empty:
+                continue
+            if seen is None:
+                return
+            if not isinstance(seen, _MAY_COME):
+                raise seen
+            problem = seen
+        raise problem
+    finally:
+        given_up.set()
+
+
+def look_at(mount: Path, workspace: Workspace) -> None:
+    """Whether the experiment's folder is there, and its manager's document can be read, at this moment.
+
+    Raises:
+        MountMissing: there is no such path.
+        WorkspaceMissing: the path is there, and the experiment is not.
+        MountUnreadable: this user may not look, or the storage fails.
+    """
+    try:
+        os.stat(mount)
+        workspace.manager_json.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        there = next((folder for folder in (mount, *mount.parents) if os.path.isdir(folder)), Path("/"))
+        if there != mount:
+            raise MountMissing(
+                f"cannot enter {mount}: {error.strerror}, the last folder on the way is {there}; mount the shared storage in "
+                "this container at the path that containerNFSMountPath names"
+            ) from error
+        raise WorkspaceMissing(_why_missing(mount, workspace)) from error
+    except OSError as error:
+        raise not_readable(workspace.root if os.path.exists(mount) else mount, error) from error
+
+
+def _why_missing(mount: Path, workspace: Workspace) -> str:
+    try:
+        names = sorted(os.listdir(mount))
+    except OSError:
+        names = [workspace.root.name]
+    beginning = f"cannot find the experiment's folder {workspace.root}"
+    if not names:
+        return (
+            f"{beginning}: {mount} is empty; mount the shared storage there, the one that the manager has at "
+            "nniManagerNFSMountPath"
+        )
+    if workspace.root.name in names:
+        return (
+            f"{beginning}: it holds no {workspace.manager_json.name}; let the manager write it with `nnictl resume`, "
+            "or see why the storage does not show it"
+        )
+    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    return (
+        f"{beginning}: {mount} holds only {shown}; mount the storage that the manager has at nniManagerNFSMountPath, "
+        "unless the experiment was deleted"
+    )
+
+
+def check_writing(folder: Path) -> int:
+    """Write a file there, through to the storage, and remove it; the user id that it belonged to.
+
+    Raises:
+        WorkspaceNotWritable: it cannot be written; a subclass says why.
+    """
+    path = folder / f".keeper-{uuid.uuid4().hex}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, bytes(_PROBE_BYTES))
+            # A full or failing server says so here at the latest.
+            os.fsync(descriptor)
+            return os.fstat(descriptor).st_uid
+        finally:
+            os.close(descriptor)
+            path.unlink()
+    except OSError as error:
+        raise not_writable(folder, error) from error
+
+
+# ---- the code
+
+
+def with_code(workspace: Workspace, trial: TrialDocument, folder: AttemptFolder) -> TrialDocument:
+    """The trial with the code folder that it runs in: its own copy of the snapshot, or the folder it names.
+
+    Raises:
+        CodeDamaged: the snapshot is no whole archive, or not one of ours.
+        WorkspaceMissing, MountUnreadable: it is not there, or cannot be read.
+        WorkspaceNotWritable: there is no room for the copy.
+    """
+    if trial.code_snapshot is None:
+        return trial
+    try:
+        snapshot = workspace.file(trial.code_snapshot)
+    except ValueError as error:
+        raise CodeDamaged(f"cannot unpack the training code: {error}") from error
+    unpack_code(snapshot, folder.code)
+    return replace(trial, code_dir=str(folder.code))
+
+
+def unpack_code(snapshot: Path, folder: Path) -> None:
+    """Make the folder, and in it what the snapshot holds. No member can lie, or lead, outside.
+
+    Raises:
+        CodeDamaged, WorkspaceMissing, MountUnreadable, WorkspaceNotWritable: as for `with_code`.
+    """
+    with open_shared(snapshot) as file:
+        try:
+            folder.mkdir()
+            with gzip.GzipFile(fileobj=file) as content:
+                with tarfile.open(
+                    fileobj=content, mode="r|", encoding="utf-8", errors="surrogateescape"
+                ) as archive:
+                    _extract(archive, folder)
+                # The end of the archive is not yet the end of the file, where the checksum is.
+                while content.read(_READ_BYTES):
+                    pass
+        except (gzip.BadGzipFile, zlib.error, tarfile.TarError, EOFError, ValueError) as error:
+            raise CodeDamaged(
+                f"cannot unpack {snapshot}: {error or 'it is not whole'}; remove it, and pack it again with `nnictl resume`"
+            ) from error
+        except OSError as error:
+            raise not_writable(folder, error) from error
+
+
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    links: set[PurePosixPath] = set()
+    for member in archive:
+        path = PurePosixPath(member.name)
+        if not (member.isreg() or member.isdir() or member.issym()):
+            raise tarfile.ExtractError(f"{member.name!r} is neither file nor folder nor link")
+        if not links.isdisjoint(path.parents) or _leads_out(member.name):
+            raise tarfile.ExtractError(f"{member.name!r} lies outside")
+        if member.issym():
+            links.add(path)
+            if posixpath.isabs(member.linkname) or _leads_out(
+                posixpath.join(posixpath.dirname(member.name), member.linkname)
+            ):
+                raise tarfile.ExtractError(f"{member.name!r} leads outside, to {member.linkname!r}")
+        if hasattr(tarfile, "data_filter"):
+            archive.extract(member, folder, filter="data")
+        else:  # Python 3.10 before 3.10.12
+            member.mode &= 0o755
+            archive.extract(member, folder)
+
+
+def _leads_out(path: str) -> bool:
+    return posixpath.isabs(path) or posixpath.normpath(path).split("/")[0] == ".."
