@@ -102,6 +102,14 @@ def test_a_change_that_breaks_the_job_is_refused():
 
 SECRETIVE = {
     "block": TEXT,
+    "comments": TEXT.replace("s3cret2", "s3cret2 # not s3cret3\n    # b: s3cret4\n\n    # s3cret5"),
+    "comments at the end": TEXT.replace("extras:\n", "defaults:\n")
+    .replace("secrets:", "extras:")
+    .replace("    a: \"s3cret\"\n    'b': s3cret2\n", "    a: 1\n")
+    + "secrets:\n  a: s3cret\n  # or s3cret2",
+    "comment in a line": TEXT.replace(
+        "secrets:\n    a: \"s3cret\"\n    'b': s3cret2", "secrets: {a: s3cret} # or s3cret2"
+    ),
     "JSON": text_of(a_job(secrets={"a": "s3cret", "b": "s3cret2"})),
     "JSON in a line": json.dumps(a_job(secrets={"a": "s3cret", "b": ["s3cret2"]})),
     "quoted key": TEXT.replace("secrets:", '"secrets":'),

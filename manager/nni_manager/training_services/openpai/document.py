@@ -68,6 +68,19 @@ class Document:
         key, node = steps[-1]
         return Span(node.start_mark.index if key is None else key.end_mark.index, self._end(node))
 
+    def span_with_comments(self, path: Path) -> Span | None:
+        """As `span`, with the comments behind the value: up to the line of what comes next."""
+        span, steps = self.span(path), list(self._way(path))
+        if span is None:
+            return None
+        node = steps[-1][1]
+        if isinstance(node, MappingNode | SequenceNode) and not node.flow_style:
+            is_last = node.end_mark.index >= len(self.text)
+            next_line = len(self.text) if is_last else self.text.rfind("\n", 0, node.end_mark.index)
+            return Span(span.start, max(span.end, next_line))
+        comment = re.compile(r"[^\S\n]*#[^\n]*").match(self.text, span.end)
+        return Span(span.start, comment.end() if comment else span.end)
+
     def _end(self, node: Node) -> int:
         if isinstance(node, MappingNode | SequenceNode) and not node.flow_style:
             # A block ends for the reader where the next thing starts, behind all comments; here, with its last value.

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from nni_manager.training_services.openpai.document import Document, read_document
+from nni_manager.training_services.openpai.document import Document, Span, read_document
 from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, parse
 from nni_manager.training_services.openpai.scalars import Date, resolved
@@ -52,12 +52,18 @@ def with_changes(job: JobProtocol, changes: Mapping[Path, Any]) -> JobProtocol:
     Raises:
         ProtocolInvalid: the changed job cannot run.
     """
-    return parse(_changed(job.document, changes), job.document.file)
+    document = job.document
+    return parse(_changed(document, changes, {path: document.span(path) for path in changes}), document.file)
 
 
 def without_secrets(job: JobProtocol) -> str:
     """The job's text as others may see it: `secrets`, however written, is `"******"`."""
-    return _changed(job.document, {("secrets",): MASK}) if job.secrets else job.document.text
+    document, path = job.document, ("secrets",)
+    if not job.secrets:
+        return document.text
+    # A comment beside a secret may hold another.
+    span = document.span_with_comments(path)
+    return _changed(document, {path: MASK}, {path: span})
 
 
 def dumped(values: Any) -> str:
@@ -70,11 +76,11 @@ def dumped(values: Any) -> str:
     return stream.getvalue()
 
 
-def _changed(document: Document, changes: Mapping[Path, Any]) -> str:
+def _changed(document: Document, changes: Mapping[Path, Any], spans: Mapping[Path, Span | None]) -> str:
     wanted = copy.deepcopy(document.value)
     for path, value in changes.items():
         _put(wanted, path, value)
-    text = _spliced(document, changes)
+    text = _spliced(document.text, changes, spans)
     # The splice is trusted only where reading it gives what was wanted.
     return text if text is not None and _says(text, wanted) else dumped(wanted)
 
@@ -93,14 +99,13 @@ def _put(place: Any, path: Path, value: Any) -> None:
     place[last] = value
 
 
-def _spliced(document: Document, changes: Mapping[Path, Any]) -> str | None:
-    spans = {path: document.span(path) for path in changes}
-    text = document.text
+def _spliced(text: str, changes: Mapping[Path, Any], spans: Mapping[Path, Span | None]) -> str | None:
     for path, span in sorted(spans.items(), key=lambda each: each[1].start if each[1] else 0, reverse=True):
         if span is None:
             return None
         colon = "" if isinstance(path[-1], int) else ": "
-        text = f"{text[: span.start]}{colon}{json.dumps(changes[path], ensure_ascii=False, default=str)}{text[span.end :]}"
+        value = json.dumps(changes[path], ensure_ascii=False, default=str)
+        text = f"{text[: span.start]}{colon}{value}{text[span.end :]}"
     return text
 
 

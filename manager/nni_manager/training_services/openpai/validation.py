@@ -35,7 +35,7 @@ def mangled(role: str) -> str:
 
 def mistakes_of(document: Document) -> list[ProtocolMistake]:
     """Every reason for which a job cannot run; empty when it can."""
-    form = violations(document, JOB_SCHEMA, document.value)
+    form = _mistakes_of_form(document)
     if not isinstance(document.value, dict):
         return form
     places = {mistake.path for mistake in form}
@@ -48,22 +48,19 @@ def warnings_of(document: Document) -> list[ProtocolMistake]:
     return list(_Sense(document).warnings())
 
 
-def violations(
-    document: Document, schema: Mapping[str, Any], value: Any, at: Path = ()
-) -> list[ProtocolMistake]:
-    """Where `value`, found at `at` in the document, breaks the schema: one mistake a place, its first."""
+def _mistakes_of_form(document: Document) -> list[ProtocolMistake]:
+    """Where the job breaks the schema: one mistake a place, its first."""
     found: dict[Path, ProtocolMistake] = {}
-    for error in Draft7Validator(schema).iter_errors(value):
-        for step, message, params in _sentences(error, at):
-            path = (*at, *error.absolute_path, *step)
+    for error in Draft7Validator(JOB_SCHEMA).iter_errors(document.value):
+        for path, message, params in _sentences(error):
             rule = Violation(str(error.validator), tuple(error.absolute_schema_path), params)
             found.setdefault(path, document.mistake(path, message, rule))
     return list(found.values())
 
 
-def _sentences(error: ValidationError, at: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """For each thing an error speaks of: the step to it, the sentence, and ajv's `params`."""
-    path: Path = (*at, *error.absolute_path)
+def _sentences(error: ValidationError) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """For each thing an error speaks of: its place, the sentence, and ajv's `params`."""
+    path: Path = tuple(error.absolute_path)
     assert isinstance(error.schema, Mapping)
     schema, value, limit = error.schema, cast(Any, error.instance), cast(Any, error.validator_value)
     match error.validator:
@@ -71,20 +68,20 @@ def _sentences(error: ValidationError, at: Path) -> Iterator[tuple[Path, str, di
             for name in limit:
                 if name not in value:
                     must_be = schema["properties"].get(name, {})
-                    yield (name,), _missing((*path, name), must_be), {"missingProperty": name}
+                    yield (*path, name), _missing((*path, name), must_be), {"missingProperty": name}
         case "additionalProperties":
             for name in value:
                 if not _is_known(name, schema):
-                    yield (name,), _unknown((*path, name), schema), {"additionalProperty": name}
+                    yield (*path, name), _unknown((*path, name), schema), {"additionalProperty": name}
+        case "type":
+            types = ",".join(limit) if isinstance(limit, list) else limit
+            yield path, _wrong(path, value, schema), {"type": types}
+        case "enum":
+            yield path, _wrong(path, value, schema), {"allowedValues": limit}
+        case "pattern":
+            yield path, _wrong(path, value, schema), {"pattern": limit}
         case _:
-            params = (
-                {"type": ",".join(limit) if isinstance(limit, list) else limit}
-                if error.validator == "type"
-                else {}
-            )
-            params |= {"limit": limit} if str(error.validator).startswith(("min", "max")) else {}
-            params |= {"allowedValues": limit} if error.validator == "enum" else {}
-            yield (), _wrong(path, value, schema), params
+            yield path, _wrong(path, value, schema), {"limit": limit}
 
 
 def _is_known(name: str, schema: Mapping[str, Any]) -> bool:
@@ -165,7 +162,7 @@ class _Sense:
             for name in _mapping(deployment.get("taskRoles")):
                 if name not in self._roles:
                     place: Path = ("deployments", index, "taskRoles", name)
-                    remedy = remedy_for_unknown(name, self._roles)
+                    remedy = remedy_for_unknown(name, list(self._roles)[:MOST_NAMES_SHOWN])
                     message = f"{key_of(place)} has no effect: there is no such task role; {remedy}"
                     yield self._document.mistake(place, message)
         for path, call in self._plugin_calls():
@@ -248,13 +245,13 @@ class _Sense:
 
     def _two_forms_of_commands(self) -> Iterator[ProtocolMistake]:
         for path, call in self._plugin_calls():
-            at: Path = (*path, "parameters") if path[0] == "extras" else path
-            parameters = _mapping(call.get("parameters")) if path[0] == "extras" else call
+            in_extras = path[0] == "extras"
+            parameters = _mapping(call.get("parameters")) if in_extras else call
             others = [key for key in ("preCommands", "postCommands") if key in parameters]
-            if str(call.get("plugin")).endswith("cmd") and "callbacks" in parameters and others:
-                yield self._mistake(
-                    (*at, "callbacks"), f"there is {others[0]} beside it", "keep one of the two forms"
-                )
+            is_cmd = call.get("plugin") == ("cmd" if in_extras else f"{RUNTIME_PLUGINS}.cmd")
+            if is_cmd and "callbacks" in parameters and others:
+                at: Path = (*path, "parameters", "callbacks") if in_extras else (*path, "callbacks")
+                yield self._mistake(at, f"there is {others[0]} beside it", "keep one of the two forms")
 
     def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolMistake:
         known = [each for each in known if isinstance(each, str)][:MOST_NAMES_SHOWN]
