@@ -395,6 +395,13 @@ def test_the_last_of_several_prerequisites_of_one_name_counts_unless_a_type_is_a
     assert job.prerequisite("i", "dockerimage").uri == "ubuntu:22.04"
 
 
+@pytest.mark.parametrize(
+    ("written", "gang"), [(False, False), (True, True), ("false", True), (0, True), (None, True)]
+)
+def test_only_the_word_false_lets_tasks_start_without_each_other(written, gang):
+    assert parse(text_of(a_job(extras={"gangAllocation": written}))).gang_allocation is gang
+
+
 def test_what_has_no_effect_is_warned_of():
     job = a_job(
         ((*WORKER, "taskRetryCount"), 2),

@@ -141,6 +141,7 @@ def test_a_reference_to_nothing_stays_and_is_warned_of_once_with_its_place():
             ["a", "b <% $parameters.x"],
             "taskRoles.worker.commands[1]: <% is not closed; write %> behind the name",
         ),
+        (["abc <%", "b"], "taskRoles.worker.commands[0]: <% is not closed; write %> behind the name"),
         (["a <% #x %>", "b"], "taskRoles.worker.commands[0]: <% #x %> is not closed; remove it"),
         (["a", "<% /x %>"], "taskRoles.worker.commands[1]: <% /x %> closes no section; remove it"),
         (["<%= | | =%>"], "taskRoles.worker.commands[0]: <%= changes what a tag looks like; leave it out"),

@@ -20,7 +20,7 @@ from ruamel.yaml.representer import SafeRepresenter
 from nni_manager.training_services.openpai.document import Document, Span, read_document
 from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, parse
-from nni_manager.training_services.openpai.scalars import Date, resolved
+from nni_manager.training_services.openpai.scalars import Date
 
 MASK = "******"
 
@@ -116,7 +116,7 @@ class _Representer(SafeRepresenter):
         return True
 
     def text(self, data: str) -> ScalarNode:
-        style = None if _PLAIN.match(data) and resolved(data) == data else "|" if _is_block(data) else '"'
+        style = None if _PLAIN.match(data) else "|" if _is_block(data) else '"'
         node: ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
         return node
 
