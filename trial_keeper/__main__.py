@@ -131,7 +131,7 @@ def _run_job(environ: Mapping[str, str]) -> int:
 
 def _run_trial(settings: KeeperSettings) -> int:
     from trial_keeper.host.attempt_files import claim_attempt, read_trial
-    from trial_keeper.host.mount import check_writing, wait_for_mount, with_code
+    from trial_keeper.host.mount import check_writing, wait_for_mount, with_code, written_folder
 
     # The first process of a container would be deaf to them. The host has handlers of its own once the trial runs.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -145,9 +145,11 @@ def _run_trial(settings: KeeperSettings) -> int:
             settings.mount_wait_s,
             lambda text: _complain(f"trial-keeper: {text}"),
         )
+    if settings.trial_id is None:
+        return _run_trials(settings, workspace, identity.task)
     trial = read_trial(workspace, settings.trial_id)
     if settings.mount:
-        check_writing(workspace.trial(settings.trial_id).attempts)
+        check_writing(written_folder(workspace, settings.trial_id))
     key, folder = claim_attempt(workspace, settings.trial_id, identity.task)
     try:
         check_version(settings, workspace)
@@ -158,11 +160,23 @@ def _run_trial(settings: KeeperSettings) -> int:
     _end_older_attempts(workspace, key)
     from trial_keeper.host.host import Host
 
-    host = Host(settings, workspace, trial, key, folder)
-    host.begin()
+    host = Host(settings, workspace, identity.task)
+    host.begin(trial, key, folder)
     import asyncio  # the trial runs already
 
     return asyncio.run(host.run())
+
+
+def _run_trials(settings: KeeperSettings, workspace: Workspace, task: str) -> int:
+    import asyncio
+
+    from trial_keeper.host.host import Host
+    from trial_keeper.host.mount import check_writing
+
+    if settings.mount:
+        check_writing(workspace.trials)
+    check_version(settings, workspace)
+    return asyncio.run(Host(settings, workspace, task).run())
 
 
 class _Stopped(SystemExit):

@@ -12,8 +12,7 @@ from trial_keeper.errors import SettingsInvalid
 from trial_keeper.wire.messages import Stream
 
 PREFIX = "TRIAL_KEEPER_"
-SettingValue = str | bool | float
-OptionalText = str  # may be empty
+SettingValue = str | bool | int | float | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +25,33 @@ class KeeperSettings:
     """The experiment's folder as this container sees it."""
     token: str
     """Proves to the manager that this keeper speaks for `job_id`. A secret: never in a log, never passed on to the trial."""
-    trial_id: str
-    """The trial to run."""
+    trial_id: str | None = None
+    """The trial to run; None when the manager gives the job one trial after another."""
     collect_logs: bool = False
     """Replicate stdout, stderr and the keeper's log as well, not only the metrics."""
     relay_output: bool = False
     """Repeat the trial's stdout and stderr on the keeper's own, for `kubectl logs` and portals."""
     version_check: bool = True
-    mount: OptionalText = ""
-    """Where the shared storage is in the container; the keeper waits for it. Empty where manager and keeper share a machine."""
+    mount: str | None = None
+    """Where the shared storage is in the container; the keeper waits for it. None where manager and keeper share a machine."""
     mount_wait_s: float = 60.0
     """How long a keeper waits for it. A minute is what slow mounts of network storage take on a node that starts."""
     grace_s: float = 30.0
     """From the polite signal to the last one. Kubernetes' own default."""
     linger_s: float = 30.0
     """How long a keeper whose trial has ended waits for the manager to take more. The files stay in the workspace in any case."""
+    idle_timeout_s: float = 600.0
+    """How long a keeper that is given trials waits for the next one before it leaves. NNI's, so that a cluster's idle GPUs are
+    free again within ten minutes of a manager's death."""
+    max_trials: int = 0
+    """After so many trials a keeper that is given them leaves; 0: never for that reason."""
+    warm_imports: tuple[str, ...] = ()
+    """Modules that a keeper which is given trials holds imported for them."""
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether the job runs trials in turn."""
+        return self.trial_id is None
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -48,8 +59,11 @@ class KeeperSettings:
         return tuple(Stream) if self.collect_logs else (Stream.METRICS,)
 
     def to_environ(self) -> dict[str, str]:
-        """The variables that say all this."""
-        return {PREFIX + entry.name.upper(): _write(getattr(self, entry.name)) for entry in fields(self)}
+        """The variables that say all this; what is None or empty is left out."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {
+            PREFIX + name.upper(): _write(value) for name, value in values.items() if value not in (None, ())
+        }
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> KeeperSettings:
@@ -93,16 +107,16 @@ def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
 def _write(value: SettingValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if type(value) is int:
+        return str(value)
     return value if isinstance(value, str) else repr(float(value))  # an int is a good float to type checkers
 
 
 def _read_text(text: str) -> str:
     if not text:
         raise ValueError("which is empty")
-    return text
-
-
-def _read_optional_text(text: str) -> str:
     return text
 
 
@@ -122,10 +136,25 @@ def _read_seconds(text: str) -> float:
     return seconds
 
 
+def _read_count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ValueError("not a whole number from 0 on")
+    return int(text)
+
+
+def _read_names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(names):
+        raise ValueError("not names with commas between them")
+    return names
+
+
 # Annotations are text here (PEP 563).
 _READERS: dict[str, Callable[[str], SettingValue]] = {
     "str": _read_text,
-    "OptionalText": _read_optional_text,
+    "str | None": _read_text,
+    "int": _read_count,
+    "tuple[str, ...]": _read_names,
     "bool": _read_bool,
     "float": _read_seconds,
 }

@@ -111,6 +111,42 @@ def report_to_row() -> list[Row]:
     ]
 
 
+def report_to_row_in_a_flood() -> list[Row]:
+    """The same for one keeper, whose trial floods its stdout meanwhile and has its logs collected."""
+    flood = f"import os\nwhile True: os.write(1, {bytes(80) + b'x'!r})"
+    train = (
+        "import subprocess, sys, time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
+        f"flood = subprocess.Popen([sys.executable, '-c', {flood!r}])\n"
+        f"for _ in range({REPORTS}):\n"
+        "    nni.report_intermediate_result(time.time())\n"
+        f"    time.sleep({REPORT_EVERY_S})\n"
+        "flood.kill()\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = RealExperiment(
+            Path(folder), train, trialConcurrency=1, maxTrialNum=1, logCollection="http"
+        )
+        experiment.create()
+        try:
+            experiment.start()
+            wait_until(lambda: experiment.row_count() > 0, "the trial reports")
+            delays_ms = _watch_rows(experiment)
+        finally:
+            experiment.close()
+        commit_ms = _one_commit_ms(Path(folder))
+    p50 = statistics.median(delays_ms)
+    return [
+        Row(
+            "report -> committed row while stdout floods, p50",
+            f"{p50:.0f} ms",
+            f"one commit {commit_ms:.1f} ms",
+            f"{p50 / commit_ms:.0f} x",
+            "<= 60 ms",
+            p50 <= 60,
+        )
+    ]
+
+
 def _watch_rows(experiment: RealExperiment) -> list[float]:
     """For each row that turns up from now on, the time since its value was taken, in ms."""
     connection = sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)
@@ -153,9 +189,9 @@ def at_rest() -> list[Row]:
             wait_until(lambda: experiment.row_count() == 1, "the trial reports")
             keeper = psutil.Process(experiment.keeper_pids()[0])
             time.sleep(2)  # what belongs to the start is over
-            begin_s = _cpu_s(keeper.pid)
+            begin_s = cpu_s(keeper.pid)
             time.sleep(REST_S)
-            cpu_percent = (_cpu_s(keeper.pid) - begin_s) / REST_S * 100
+            cpu_percent = (cpu_s(keeper.pid) - begin_s) / REST_S * 100
             rss_mb, idle_mb = (
                 process.memory_info().rss / 1e6 for process in (keeper, psutil.Process(idle.pid))
             )
@@ -182,7 +218,7 @@ def at_rest() -> list[Row]:
     ]
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Processor time of a process's threads, of which it starts and ends none. The kernel's own ticks are too coarse for this.
 
     Source: proc_pid_schedstat, linux/Documentation/scheduler/sched-stats.rst.

@@ -2,12 +2,23 @@
 
 import sys
 
-from bench_experiment import at_rest, report_to_row, turnaround
+from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, turnaround
 from bench_sdk import decode_cost, import_cost, report_cost
+from bench_stdout import stdout_rate
 from bench_warm import warm_turnaround
 from table import render
 
-MEASUREMENTS = (report_cost, import_cost, decode_cost, turnaround, report_to_row, at_rest, warm_turnaround)
+MEASUREMENTS = (
+    report_cost,
+    import_cost,
+    decode_cost,
+    turnaround,
+    report_to_row,
+    report_to_row_in_a_flood,
+    stdout_rate,
+    at_rest,
+    warm_turnaround,
+)
 
 
 def main() -> int:

@@ -22,8 +22,6 @@ from trial_keeper.wire.workspace import exit_from_bytes
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
 
 MOUNT = "/mnt/confignfs-data"
-# What a keeper says of a trial that the kernel killed because the container's memory was full.
-REASON_WHEN_MEMORY_IS_FULL = ExitReason.SIGNAL
 NOBODY = 65534
 
 REPORTING = """
@@ -50,6 +48,18 @@ nni.report_intermediate_result("ready")
 while True:
     signal.pause()
 """
+# The daemon of the textbooks, with nothing left by which it could be known.
+DAEMON = """
+import os
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 256)
+        os.execve("/bin/sleep", ["sleep", "1000"], {})
+    os._exit(0)
+os.wait()
+"""
+DEAF = "trap '' TERM; touch deaf; while true; do sleep 1000; done"
 GREEDY = """
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -102,7 +112,7 @@ def site(tmp_path):
 def a_keeper(podman, site, a_container):
     """Starts the keeper's image, as a cluster would, for a trial with this command."""
 
-    def start(command, *options, train="", user=0, **settings):
+    def start(command, *options, train="", user=0, arguments=(), **settings):
         (site.code / "train.py").write_text(train)
         site.add_trial(command, code_dir=f"{MOUNT}/code")
         storage = site.workspace.root.parent
@@ -112,7 +122,7 @@ def a_keeper(podman, site, a_container):
         environ = site.settings(workspace=workspace, **settings).to_environ()
         variables = [f"--env={name}={value}" for name, value in environ.items()]
         container = (f"--volume={storage}:{MOUNT}", f"--user={user}:{user}", *variables, *options)
-        return a_container(*container, podman.image("keeper"))
+        return a_container(*container, podman.image("keeper"), *arguments)
 
     return start
 
@@ -182,13 +192,54 @@ def test_stopping_the_container_lets_the_trial_say_its_last_words(site, a_keeper
 
 
 def test_a_trial_that_is_deaf_is_killed_before_the_containers_grace_is_over(site, a_keeper):
-    keeper = a_keeper("trap '' TERM; touch deaf; while true; do sleep 1000; done", grace_s=1.0)
+    keeper = a_keeper(DEAF, grace_s=1.0)
     wait_until((site.code / "deaf").exists, "the trial is deaf")
     keeper.stop(grace_s=30)
     assert keeper.wait() == 128 + signal.SIGKILL
     (ended,) = site.manager.all_of(TrialEnded)
     assert ended == exit_of(site)
     assert ended.reason is ExitReason.JOB_LOST
+
+
+def test_the_grace_of_a_container_can_be_set_where_its_command_line_is(site, a_keeper):
+    keeper = a_keeper(DEAF, arguments=("--grace-s", "0.5"), grace_s=1000.0)
+    wait_until((site.code / "deaf").exists, "the trial is deaf")
+    keeper.stop(grace_s=30)
+    assert keeper.wait() == 128 + signal.SIGKILL
+    assert exit_of(site).reason is ExitReason.JOB_LOST
+
+
+def test_a_second_signal_to_a_container_ends_the_grace(site, a_keeper):
+    keeper = a_keeper(DEAF, grace_s=1000.0)
+    wait_until((site.code / "deaf").exists, "the trial is deaf")
+    keeper.signal("TERM")
+    wait_until(lambda: b"stopping" in site.file(Stream.KEEPER), "the first signal is noted")
+    keeper.signal("INT")
+    assert keeper.wait() == 128 + signal.SIGKILL
+    assert exit_of(site).reason is ExitReason.JOB_LOST
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 train.py; exit 4",
+        "for i in {1..500}; do (true & true) & done; exit 4",
+        "(setsid bash -c 'while :; do echo on and on; done' &); exit 4",
+        "(trap '' TERM HUP INT; setsid sleep 1000) & kill -STOP $!; exit 4",
+    ],
+    ids=["a daemon", "500 orphans", "a job that writes on", "a job that is deaf and stopped"],
+)
+def test_nothing_of_a_trial_is_left_in_its_container_when_its_end_is_told(site, a_keeper, command):
+    site.manager.closes = False
+    keeper = a_keeper(command, train=DAEMON, collect_logs=True)
+    ended = site.manager.wait_for_message(TrialEnded)
+    assert psutil.Process(keeper.pid).children(recursive=True) == []
+    assert ended.final_sizes[Stream.STDOUT] == len(site.file(Stream.STDOUT))
+    site.manager.closes = True
+    site.manager.commit_again()
+    assert keeper.wait() == 4
+    assert site.manager.all_of(TrialEnded) == [exit_of(site)] == [ended]
+    assert ended.reason is ExitReason.NONZERO_EXIT
 
 
 def test_orphans_are_reaped_while_the_trial_runs_and_none_outlives_it(site, a_keeper):
@@ -214,7 +265,8 @@ def test_a_trial_that_fills_the_containers_memory_is_told_of_by_its_keeper(site,
     assert keeper.wait() == 128 + signal.SIGKILL
     (ended,) = site.manager.all_of(TrialEnded)
     assert ended == exit_of(site)
-    assert (ended.reason, ended.exit_code) == (REASON_WHEN_MEMORY_IS_FULL, 128 + signal.SIGKILL)
+    assert (ended.reason, ended.exit_code) == (ExitReason.OUT_OF_MEMORY, 128 + signal.SIGKILL)
+    assert ended.message.startswith("the container's memory limit of 96 MiB was reached")
     assert b"hungry" in site.manager.store.records[KEY][0].value.encode()
 
 

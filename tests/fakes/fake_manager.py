@@ -29,6 +29,7 @@ from trial_keeper.wire.messages import (
     Chunk,
     Durable,
     Hello,
+    Idle,
     KeeperMessage,
     ManagerMessage,
     Stream,
@@ -251,10 +252,10 @@ class FakeManager:
                         (commit, self._raw(commit)) for commit in receiver.end(message.final_sizes)
                     ]
                     self._commit(message.key)
-                case TrialStarted() | Usage():
+                case TrialStarted() | Usage() | Idle():
                     pass
                 case _:
-                    raise AssertionError(f"no keeper of one trial says {message}")
+                    raise AssertionError(f"no keeper says {message} here")
             self._changed.notify_all()
 
     def forget(self, connection: Connection) -> None:
@@ -339,15 +340,20 @@ class KeeperProcess:
     """A real keeper."""
 
     def __init__(
-        self, settings: KeeperSettings, environ: dict[str, str], prefix: tuple[str, ...] = (), **options: Any
+        self,
+        folder: Path,
+        settings: KeeperSettings,
+        environ: dict[str, str],
+        prefix: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
+        **options: Any,
     ) -> None:
-        """`prefix` is a command that runs the keeper's. `options` are Popen's; by default the output goes to files."""
+        """Its output goes to files in `folder`. `prefix` is a command that runs the keeper's, `options` are Popen's."""
         self.settings = settings
-        folder = Path(settings.workspace).parent
         self.stdout_file, self.stderr_file = folder / "keeper-stdout", folder / "keeper-stderr"
         with self.stdout_file.open("ab") as stdout, self.stderr_file.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "trial_keeper"],
+                [*prefix, sys.executable, "-m", "trial_keeper", *arguments],
                 **{
                     "stdin": subprocess.DEVNULL,
                     "stdout": stdout,
@@ -442,7 +448,7 @@ class Site:
 
     def start_keeper(self, *, options: dict[str, Any] | None = None, **overrides: Any) -> KeeperProcess:
         """Start a keeper; `overrides` are settings, `options` are KeeperProcess's."""
-        keeper = KeeperProcess(self.settings(**overrides), self.environ, **(options or {}))
+        keeper = KeeperProcess(self.code.parent, self.settings(**overrides), self.environ, **(options or {}))
         self._keepers.append(keeper)
         return keeper
 

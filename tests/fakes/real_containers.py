@@ -195,6 +195,10 @@ class Container:
         """SIGTERM to its first process, after `grace_s` SIGKILL to all."""
         self._podman.run("podman", "stop", "--time", str(grace_s), self.name)
 
+    def signal(self, name: str) -> None:
+        """Send a signal to its first process."""
+        self._podman.run("podman", "kill", "--signal", name, self.name)
+
     def remove(self) -> None:
         """Leave nothing of it."""
         self._podman.run("podman", "rm", "--force", "--ignore", "--time", "0", self.name)

@@ -3,14 +3,14 @@
 import asyncio
 
 from nni_manager.engine.engine import Engine
-from nni_manager.training_services.base import JobState, Placement, TrainingService
+from nni_manager.training_services.base import JobPresence, Placement, TrainingService
 from nni_manager.tuner.registry import make_tuner
 
 
 class Void(TrainingService):
     """Takes every job and runs none."""
 
-    def __init__(self, on_job_ended, state=JobState.UNKNOWN):
+    def __init__(self, on_job_ended, state=JobPresence.UNKNOWN):
         super().__init__(on_job_ended)
         self.submitted = asyncio.Event()
         self.settings = None
@@ -23,6 +23,9 @@ class Void(TrainingService):
         return "#!/bin/bash\n"
 
     async def place(self, job_id):
+        pass
+
+    def placement(self, job_id):
         return Placement("/code", None)
 
     async def submit(self, settings):
@@ -38,14 +41,14 @@ class Void(TrainingService):
     def release(self, job_id):
         self.released.append(job_id)
 
-    async def end_leftovers(self, job_id):
-        self.swept.append(job_id)
+    async def end_leftovers(self, trial_id):
+        self.swept.append(trial_id)
 
     async def close(self):
         pass
 
 
-def an_engine(experiment, state=JobState.UNKNOWN, kind=Void):
+def an_engine(experiment, state=JobPresence.UNKNOWN, kind=Void):
     services = []
 
     def make(on_job_ended):

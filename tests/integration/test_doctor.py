@@ -221,7 +221,7 @@ def test_a_mount_of_another_user(site, examine, tmp_path):
     assert "Permission denied for user 65534 of this container (a keeper ends with 113)" in report.words(
         "write"
     )
-    assert f"run the container as user 0, who owns {site.workspace.root} (drwx--x--x)" in report.words(
+    assert f"run the container as user 0, who owns {site.workspace.trials} (drwxr-xr-x)" in report.words(
         "write"
     )
     assert "(a keeper ends with 106); let user 65534 of this container read there" in report.words("mount")

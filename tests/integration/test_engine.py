@@ -7,10 +7,13 @@ from void_service import Void, an_engine, start
 
 from nni_manager.domain.experiment import AttemptStarted, Experiment, MetricsStored
 from nni_manager.engine import engine as engine_module
+from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.store.store import StoreReader
-from nni_manager.training_services.base import JobEnded
+from nni_manager.training_services.base import JobEnded, Placement
+from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.workspace import TrialDocument
 
 NOTHING = "pass\n"
 
@@ -175,3 +178,66 @@ def test_an_experiment_closed_while_a_trial_waits_keeps_it_waiting(a_real_experi
     play(scenario)
     with StoreReader(experiment.folder.database) as reader:
         assert [trial.state.value for trial in reader.trials()] == ["WAITING", "WAITING"]
+
+
+class Far(Void):
+    """Its jobs see the workspace, and nothing else of this machine."""
+
+    uses_snapshot = True
+
+    async def place(self, job_id):
+        return Placement(None, None)
+
+
+def test_jobs_that_do_not_see_the_code_folder_get_a_snapshot_and_a_resume_makes_no_second_one(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+    workspace = experiment.folder.workspace
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Far)
+        await start(engine)
+        await service.submitted.wait()
+        await engine.close()
+
+    for _ in range(2):
+        play(scenario)
+        (snapshot,) = workspace.root.glob("code-*.tar.gz")
+    with StoreReader(experiment.folder.database) as reader:
+        (trial,) = reader.trials()
+    document = TrialDocument.from_bytes(workspace.trial(trial.trial_id).trial_json.read_bytes())
+    assert (document.code_dir, document.code_snapshot) == ("", snapshot.name)
+
+
+def test_code_that_cannot_be_packed_ends_the_start_and_costs_no_trial(a_real_experiment):
+    experiment = a_real_experiment(NOTHING)
+    (experiment.code / "data").symlink_to("/no/such/place")
+
+    async def scenario():
+        engine, _ = an_engine(experiment, kind=Far)
+        with pytest.raises(CodeUnusable, match="'data'"):
+            await start(engine)
+        assert states(engine) == []
+        await engine.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("own", [KeeperExit.MOUNT_FORBIDDEN, KeeperExit.VERSION, KeeperExit.COMMAND])
+def test_the_exit_code_of_a_keeper_that_began_nothing_is_the_trials_reason(a_real_experiment, own):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        (trial,) = engine.experiment.trials.values()
+        service.on_job_ended(JobEnded(trial.job_id, int(own), "trial-keeper: cannot go on; the way out"))
+        await engine.finished.wait()
+        assert (trial.state.value, trial.reason) == ("FAILED", own.reason)
+        assert own.remedy in trial.message
+        assert trial.message.endswith("trial-keeper: cannot go on; the way out")
+        await engine.close()
+
+    play(scenario)

@@ -499,7 +499,7 @@ def test_a_keeper_without_settings_names_all_that_are_missing(site):
     result = run_keeper(environ=site.environ)
     assert (result.returncode, result.stdout) == (100, "")
     assert result.stderr.startswith("trial-keeper: cannot read the keeper's settings: ")
-    for name in ("EXPERIMENT_ID", "JOB_ID", "WORKSPACE", "TOKEN", "TRIAL_ID"):
+    for name in ("EXPERIMENT_ID", "JOB_ID", "WORKSPACE", "TOKEN"):
         assert f"TRIAL_KEEPER_{name} is not set" in result.stderr
     assert result.stderr.count("\n") == 1
 

@@ -1,12 +1,13 @@
 """The link alone, against a server that treats its streams badly."""
 
 import asyncio
+import time
 
 import grpc.aio
 import pytest
 
 from trial_keeper.core.events import LinkLost, LinkOpened
-from trial_keeper.host.link import ManagerLink
+from trial_keeper.host.link import LOG_BURST_BYTES, LOG_BYTES_PER_S, ManagerLink
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import keeper_message_from_pb, manager_message_to_pb
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, TrialEnded, Welcome
@@ -151,5 +152,48 @@ async def overtake(folder):
     while len(brought) < 1 + len(logs) + len(urgent):
         await asyncio.sleep(0)
     assert brought == [HELLO, *urgent, *logs]
+    await link.close()
+    await server.stop(None)
+
+
+def test_logs_of_a_running_trial_rest_after_a_burst_and_hold_up_no_metric(tmp_path):
+    asyncio.run(asyncio.wait_for(pace(tmp_path), 60))
+
+
+async def pace(folder):
+    server, servicer = grpc.aio.server(), Recording()
+    add_KeeperServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    workspace = Workspace(folder)
+    workspace.manager_json.write_bytes(ManagerDocument("EXPERIMT", "1.0", (f"127.0.0.1:{port}",)).to_bytes())
+    settings = KeeperSettings("EXPERIMT", "aBcDe", str(folder), "token", "aBcDe")
+    events: asyncio.Queue[object] = asyncio.Queue()
+    link = ManagerLink(workspace, settings, events.put_nowait)
+    link.pace_logs(are_paced=True)
+    link.open(HELLO)
+    assert isinstance(await events.get(), LinkOpened)
+    (brought,) = servicer.streams
+    key = AttemptKey("aBcDe", 0, "main-0")
+
+    async def arrived(count):
+        while len(brought) < count:
+            await asyncio.sleep(0)
+
+    logs = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(100)]
+    began_s = time.monotonic()
+    for chunk in logs[:3]:
+        link.send(chunk)
+    await arrived(1 + 3)
+    assert time.monotonic() - began_s >= 2 * LOG_BURST_BYTES / LOG_BYTES_PER_S
+    for chunk in logs[3:]:
+        link.send(chunk)
+    metric = Chunk(key, Stream.METRICS, 0, b"a metric")
+    link.send(metric)
+    await arrived(1 + 3 + 1)
+    assert brought == [HELLO, *logs[:3], metric]
+    link.pace_logs(are_paced=False)  # the trial has ended
+    await arrived(1 + len(logs) + 1)
+    assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
     await link.close()
     await server.stop(None)

@@ -7,7 +7,7 @@ from void_service import an_engine, start
 
 from nni_manager.domain.silence import LONGEST_SILENCE_S
 from nni_manager.engine import views
-from nni_manager.training_services.base import JobState
+from nni_manager.training_services.base import JobPresence
 from trial_keeper import __version__
 from trial_keeper.wire.messages import Hello
 
@@ -75,7 +75,7 @@ def test_a_manager_that_takes_over_a_silent_job_says_so_too_and_a_stopped_job_is
         await engine.close()
 
     async def resume():
-        engine, _ = an_engine(experiment, JobState.RUNNING)
+        engine, _ = an_engine(experiment, JobPresence.RUNNING)
         await start(engine, ("192.0.2.2:8081",))
         assert "192.0.2.2:8081" in problem_in_a_minute(engine)
         engine.stop()

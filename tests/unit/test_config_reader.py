@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, TunerConfig
+from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, ReuseConfig, TunerConfig
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import SearchSpace, Uniform
 from nni_manager.errors import Bug, UserMistake
@@ -81,6 +81,7 @@ def test_a_file_with_the_needed_keys_becomes_an_experiment_with_defaults(write, 
         debug=False,
         version_check=True,
         local=LocalConfig(),
+        reuse=ReuseConfig(),
         config_path=tmp_path / "experiment.yml",
         expansions=(
             Expansion("searchSpacePath", "search_space.json", tmp_path / "search_space.json"),
@@ -93,7 +94,8 @@ def test_every_key_of_a_local_experiment_is_read(write, tmp_path):
     text = GOOD.replace("optimize_mode: maximize", "optimize_mode: minimize\n    seed: 7") + (
         "  gpuNum: 1\ndescription: d\nmaxExecDuration: 2h\nmaxTrialNum: 20\nlogDir: logs\nlogLevel: debug\n"
         "logCollection: http\ndebug: true\nnniManagerIp: 10.0.0.1\nmultiPhase: false\nmultiThread: false\n"
-        "localConfig:\n  gpuIndices: 0, 2\n  maxTrialNumPerGpu: 3\n  useActiveGpu: true\n"
+        "localConfig:\n  gpuIndices: 0, 2\n  maxTrialNumPerGpu: 3\n  useActiveGpu: true\n  reuse: true\n"
+        "reuseIdleTimeout: 5m\nmaxTrialsPerJob: 100\nwarmImports: [numpy, sklearn.svm]\n"
     )
     config = read_experiment_file(write(text))
     assert (config.gpu_num, config.description, config.max_exec_duration_s) == (1, "d", 7200.0)
@@ -167,7 +169,8 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
         "trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, logDir, "
-        "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, trial, localConfig)",
+        "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, trial, "
+        "reuseIdleTimeout, maxTrialsPerJob, warmImports, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is a list; "
         'a hyper-parameter is written {"_type": "uniform", "_value": [0, 1]}',

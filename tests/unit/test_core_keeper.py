@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -18,7 +19,9 @@ from trial_keeper.core.events import (
     LogDecision,
     ManagerMoved,
     OpenLink,
+    OutOfMemory,
     RecordExit,
+    ReleaseAttempt,
     Send,
     SendChunk,
     SignalReceived,
@@ -29,6 +32,7 @@ from trial_keeper.core.events import (
     StreamsGrew,
     TimePassed,
     TrialAssigned,
+    TrialCleared,
     TrialExited,
     TrialSpawned,
 )
@@ -53,6 +57,7 @@ from trial_keeper.wire.reasons import ExitReason
 KEY = AttemptKey("abcde", 0, "main")
 OTHER_KEY = AttemptKey("fghij", 3, "main")
 SETTINGS = KeeperSettings("exp", "job", "/mnt/exp", "token", "abcde", grace_s=10.0, linger_s=30.0)
+REUSED = replace(SETTINGS, trial_id=None)
 # On the clock of the epoch; the keeper's own clock begins at 0.
 STARTED_AT_S, ENDED_AT_S = 1000.0, 2000.0
 
@@ -63,6 +68,7 @@ class Play:
     def __init__(self, settings: KeeperSettings = SETTINGS) -> None:
         self.keeper = Keeper(settings)
         self.log: list[str] = []
+        self.released: list[AttemptKey] = []
         self.now_s = 0.0
 
     def at(self, now_s: float, event: Event) -> list[Effect]:
@@ -70,7 +76,8 @@ class Play:
         self.now_s = now_s
         effects = self.keeper.handle(event, now_s)
         self.log += [effect.text for effect in effects if isinstance(effect, LogDecision)]
-        return [effect for effect in effects if not isinstance(effect, LogDecision)]
+        self.released += [effect.key for effect in effects if isinstance(effect, ReleaseAttempt)]
+        return [effect for effect in effects if not isinstance(effect, LogDecision | ReleaseAttempt)]
 
     def running(self, *, linked: bool = True) -> "Play":
         """As after an ordinary start."""
@@ -90,8 +97,15 @@ def welcome(offsets: Offsets | None = None, *, closed: bool = False, key: Attemp
     return LinkOpened(Welcome("0.6.0", (AttemptOffsets(key, offsets or {}, closed),)))
 
 
-def exited(code: int | None = 0, signal: int | None = None, size: int = 0, stderr: str = "") -> TrialExited:
-    return TrialExited(KEY, ENDED_AT_S, code, signal, dict.fromkeys(Stream, size), stderr)
+def exited(
+    code: int | None = 0,
+    signal: int | None = None,
+    size: int = 0,
+    stderr: str = "",
+    out_of_memory: OutOfMemory | None = None,
+) -> TrialExited:
+    sizes = dict.fromkeys(Stream, size)
+    return TrialExited(KEY, ENDED_AT_S, code, signal, sizes, stderr, out_of_memory)
 
 
 def durable(offset: int = 0, *, closed: bool = False, key: AttemptKey = KEY) -> Durable:
@@ -175,6 +189,55 @@ def test_the_keeper_ends_with_its_trials_exit_code(
 def test_the_last_words_of_a_failed_trial_are_told_and_of_a_good_one_not(play: Play) -> None:
     assert end_in(play.running().at(1, exited(3, stderr="Traceback"))).message == "Traceback"
     assert end_in(Play().running().at(1, exited(0, stderr="a warning"))).message == ""
+
+
+LIMIT = OutOfMemory(512 << 20, 512 << 20)
+
+
+@pytest.mark.parametrize(("code", "signal", "told"), [(None, 9, 137), (137, None, 137), (1, None, 1)])
+def test_a_failure_while_memory_ran_out_is_for_want_of_memory(
+    play: Play, code: int | None, signal: int | None, told: int
+) -> None:
+    end = end_in(play.running().at(1, exited(code, signal, stderr="loading", out_of_memory=LIMIT)))
+    assert (end.exit_code, end.reason) == (told, ExitReason.OUT_OF_MEMORY)
+    assert end.message == (
+        "the container's memory limit of 512 MiB was reached, and the kernel killed a process of the trial; "
+        "ask for more memory in the experiment file or use a smaller batch\nloading"
+    )
+
+
+def test_a_trial_that_succeeds_although_memory_ran_out_has_succeeded(play: Play) -> None:
+    end = end_in(play.running().at(1, exited(0, out_of_memory=LIMIT)))
+    assert (end.reason, end.message) == (ExitReason.SUCCEEDED, "")
+
+
+def test_a_trial_that_was_being_stopped_keeps_that_reason_when_memory_runs_out(play: Play) -> None:
+    play.running().at(1, StopTrial(KEY.trial_id, ExitReason.EARLY_STOPPED))
+    assert end_in(play.at(2, exited(None, 9, out_of_memory=LIMIT))).reason is ExitReason.EARLY_STOPPED
+
+
+@pytest.mark.parametrize(
+    ("shortage", "found"),
+    [
+        (OutOfMemory(), "the machine's memory was full, and"),
+        (
+            OutOfMemory(peak_bytes=3 << 30),
+            "the machine's memory was full (this container has used up to 3072 MiB of it), and",
+        ),
+    ],
+)
+def test_without_a_limit_it_is_the_machine_that_was_full(
+    play: Play, shortage: OutOfMemory, found: str
+) -> None:
+    assert end_in(play.running().at(1, exited(None, 9, out_of_memory=shortage))).message.startswith(found)
+
+
+def test_what_cannot_be_ended_is_named_in_the_log(play: Play) -> None:
+    play.running().at(1, TrialCleared(KEY, ("71 (sleep 9)", "72 (python x.py)")))
+    assert play.log[-2:] == [
+        "cannot end process 71 (sleep 9); end it as its own user",
+        "cannot end process 72 (python x.py); end it as its own user",
+    ]
 
 
 def test_a_command_that_could_not_be_started_is_an_end_without_a_start(play: Play) -> None:
@@ -334,6 +397,20 @@ def test_the_grace_is_over_in_time_even_when_other_things_happen(play: Play) -> 
     assert SignalTrial(KEY, kill=True) in play.at(115, grew(1))
 
 
+def test_a_second_signal_ends_the_grace(play: Play) -> None:
+    play.running().at(100, SignalReceived(15))
+    assert play.at(101, SignalReceived(2)) == [SignalTrial(KEY, kill=True)]
+    assert play.at(102, SignalReceived(15)) == []
+    assert play.at(110, TimePassed()) == []
+    assert end_in(play.at(111, exited(None, 9))).reason is ExitReason.JOB_LOST
+
+
+def test_a_signal_after_a_stop_over_the_stream_is_the_first(play: Play) -> None:
+    play.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert play.at(101, SignalReceived(15)) == []
+    assert play.at(102, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
+
+
 def test_the_first_reason_stands_and_its_grace_too(play: Play) -> None:
     play.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
     assert play.at(105, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
@@ -360,8 +437,8 @@ def test_whoever_signals_the_keeper_ends_the_job(play: Play) -> None:
     assert end_in(play.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
 
 
-def test_a_keeper_without_a_trial_that_is_signalled_just_ends(play: Play) -> None:
-    assert play.at(0, SignalReceived(15))[-1] == Exit(0)
+def test_a_keeper_without_a_trial_that_is_signalled_just_ends() -> None:
+    assert Exit(0) in Play(REUSED).at(0, SignalReceived(15))
 
 
 def test_stopping_needs_no_link(play: Play) -> None:
@@ -415,7 +492,7 @@ def test_a_word_about_another_attempt_is_not_ours(play: Play) -> None:
 def test_an_event_of_another_attempt_is_a_bug(play: Play) -> None:
     play.running()
     with pytest.raises(KeyError):
-        play.at(1, StreamsGrew(OTHER_KEY, {}))
+        play.at(1, TrialSpawned(OTHER_KEY, STARTED_AT_S))
 
 
 def test_a_keeper_lingers_for_a_manager_that_is_away_and_then_ends(play: Play) -> None:

@@ -17,7 +17,9 @@ from nni_manager.domain.experiment import (
     AttemptEnded,
     AttemptStarted,
     Begun,
+    CancelTrial,
     CloseAttempt,
+    DismissJob,
     Effect,
     Event,
     Experiment,
@@ -25,23 +27,27 @@ from nni_manager.domain.experiment import (
     ExperimentState,
     ExperimentStopAsked,
     Finish,
+    ForgetTrial,
+    GiveTrial,
+    JobGone,
     JobSubmitted,
     KeeperMatched,
     Limits,
     MetricsStored,
     ParametersSuggested,
     SaveExperiment,
+    SaveJob,
     SaveTrial,
-    StopJob,
-    SubmitTrial,
+    SubmitJob,
+    TaskReported,
     TellTuner,
     TimePassed,
-    TrialLost,
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
     UsageReported,
 )
+from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import (
     FINAL_STATE,
     NO_FINAL_RESULT,
@@ -64,6 +70,8 @@ class Search:
         self.told: list[TellTuner] = []
         self.submitted: list[str] = []
         self.stopped: list[tuple[str, ExitReason]] = []
+        self.given: list[tuple[str, str]] = []
+        self.dismissed: list[str] = []
         self.closed: list[AttemptKey] = []
         self.finishes = 0
 
@@ -75,6 +83,9 @@ class Search:
     def live(self) -> list[Trial]:
         return [trial for trial in self.experiment.trials.values() if not trial.state.is_final]
 
+    def job(self, job_id: str) -> Job:
+        return self.experiment.jobs.live[job_id]
+
     def handle(self, event: Event) -> list[Effect]:
         effects = self.experiment.handle(event, self.now_s)
         for effect in effects:
@@ -83,15 +94,19 @@ class Search:
                     self.asked.append(effect.sequence_id)
                 case TellTuner():
                     self.told.append(effect)
-                case SubmitTrial():
-                    self.submitted.append(effect.trial.trial_id)
-                case StopJob():
+                case SubmitJob():
+                    self.submitted.append(effect.job.job_id)
+                case CancelTrial():
                     self.stopped.append((effect.trial.trial_id, effect.reason))
+                case GiveTrial():
+                    self.given.append((effect.job.job_id, effect.trial.trial_id))
+                case DismissJob():
+                    self.dismissed.append(effect.job.job_id)
                 case CloseAttempt():
                     self.closed.append(effect.key)
                 case Finish():
                     self.finishes += 1
-                case SaveTrial() | SaveExperiment():
+                case SaveTrial() | SaveExperiment() | SaveJob() | ForgetTrial():
                     pass
         return effects
 
@@ -108,6 +123,7 @@ class Search:
 
     def report(self, trial_id: str, *values: str, final: bool = True, attempt: int = 0) -> list[Effect]:
         records = tuple((final, value) for value in values)
+        self.handle(TaskReported(AttemptKey(trial_id, attempt, "main")))
         return self.handle(MetricsStored(AttemptKey(trial_id, attempt, "main"), records))
 
     def end(
@@ -216,7 +232,11 @@ def test_a_trial_is_stored_before_it_is_submitted(a_search) -> None:
     search = a_search()
     effects = search.handle(ParametersSuggested("t0", 0, {"lr": 1}, {"note": 1}, 10.0))
     trial = search.trial("t0")
-    assert effects[:2] == [SaveTrial(trial), SubmitTrial(trial)]
+    assert effects[:3] == [
+        SaveTrial(trial),
+        SaveJob(Job("t0", JobState.BUSY, "t0")),
+        SubmitJob(search.job("t0")),
+    ]
     assert (trial.parameters, trial.memo, trial.created_at_s) == ({"lr": 1}, {"note": 1}, 10.0)
 
 
@@ -419,7 +439,7 @@ def test_a_tuner_that_raises_over_the_last_result_comes_too_late_to_matter(a_sea
     search = a_search(concurrency=1, max_trials=1)
     search.suggest()
     if state is ExperimentState.STOPPED:
-        search.handle(ExperimentStopAsked())
+        search.handle(ExperimentStopAsked(40.0))
     search.run("t0")
     assert search.state is state
     search.handle(TunerFailed("cannot take it", was_asked=False))
@@ -427,7 +447,7 @@ def test_a_tuner_that_raises_over_the_last_result_comes_too_late_to_matter(a_sea
     assert search.experiment.error == "cannot take it"
 
 
-@pytest.mark.parametrize("trouble", [ExperimentStopAsked(), TunerFailed("boom", was_asked=False)])
+@pytest.mark.parametrize("trouble", [ExperimentStopAsked(40.0), TunerFailed("boom", was_asked=False)])
 @pytest.mark.parametrize(
     "answer",
     [TunerExhausted(), TunerFailed("late", was_asked=True), ParametersSuggested("t0", 0, {}, {}, 1.0)],
@@ -450,7 +470,7 @@ def test_stopping_cancels_all_trials_and_then_is_stopped(a_search) -> None:
     search.start(running)
     search.start(closing)
     search.end(closing)
-    search.handle(ExperimentStopAsked())
+    search.handle(ExperimentStopAsked(40.0))
     assert search.state is ExperimentState.STOPPING
     assert search.stopped == [
         (waiting, ExitReason.STOPPED_BY_USER),
@@ -460,7 +480,7 @@ def test_stopping_cancels_all_trials_and_then_is_stopped(a_search) -> None:
     search.end(running, ExitReason.SIGNAL)
     search.deliver(running)
     assert search.finishes == 0
-    search.handle(TrialLost(waiting, ExitReason.JOB_LOST, "never began", 40.0))
+    search.handle(JobGone(waiting, ExitReason.JOB_LOST, "never began", 40.0))
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
     assert [search.trial(trial).state for trial in (waiting, running, closing)] == [
         TrialState.USER_CANCELED,
@@ -473,20 +493,20 @@ def test_stopping_cancels_all_trials_and_then_is_stopped(a_search) -> None:
 def test_stopping_twice_is_stopping_once(a_search) -> None:
     search = a_search(concurrency=1)
     search.suggest()
-    search.handle(ExperimentStopAsked())
-    assert search.handle(ExperimentStopAsked()) == []
+    search.handle(ExperimentStopAsked(40.0))
+    assert search.handle(ExperimentStopAsked(40.0)) == []
     assert len(search.stopped) == 1
 
 
 def test_an_experiment_without_trials_stops_at_once(a_search) -> None:
     search = a_search(is_begun=False)
-    search.handle(ExperimentStopAsked())
+    search.handle(ExperimentStopAsked(40.0))
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
 
 
 def test_an_answer_that_comes_after_the_stop_becomes_a_cancelled_trial_and_no_job(a_search) -> None:
     search = a_search(concurrency=1)
-    search.handle(ExperimentStopAsked())
+    search.handle(ExperimentStopAsked(40.0))
     assert search.state is ExperimentState.STOPPING
     search.suggest()
     assert search.trial("t0").state is TrialState.USER_CANCELED
@@ -497,8 +517,8 @@ def test_an_answer_that_comes_after_the_stop_becomes_a_cancelled_trial_and_no_jo
 def test_one_trial_can_be_stopped_and_another_takes_its_place(a_search) -> None:
     search = a_search(concurrency=1)
     search.start(search.suggest())
-    search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER))
-    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED))
+    search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 40.0))
+    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED, 40.0))
     assert search.stopped == [("t0", ExitReason.STOPPED_BY_USER)]
     search.end("t0", ExitReason.SIGNAL)
     search.deliver("t0")
@@ -509,13 +529,13 @@ def test_one_trial_can_be_stopped_and_another_takes_its_place(a_search) -> None:
 def test_a_stop_of_a_trial_that_is_over_is_nothing(a_search) -> None:
     search = a_search()
     search.run(search.suggest())
-    assert search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER)) == []
+    assert search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 40.0)) == []
 
 
 def test_a_new_attempt_of_what_was_to_be_stopped_is_stopped_as_well(a_search) -> None:
     search = a_search(concurrency=1)
     search.start(search.suggest())
-    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED))
+    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED, 40.0))
     search.end("t0", ExitReason.SIGNAL)
     search.start("t0", attempt=1)
     assert search.stopped == [("t0", ExitReason.EARLY_STOPPED)] * 2
@@ -526,7 +546,7 @@ def test_a_new_attempt_while_the_experiment_stops_is_stopped_as_well(a_search) -
     search = a_search(concurrency=1)
     search.start(search.suggest())
     search.end("t0", ExitReason.SIGNAL)
-    search.handle(ExperimentStopAsked())
+    search.handle(ExperimentStopAsked(40.0))
     assert search.stopped == []
     search.start("t0", attempt=1)
     assert search.stopped == [("t0", ExitReason.STOPPED_BY_USER)]
@@ -688,14 +708,16 @@ def test_what_is_told_again_after_a_lost_link_changes_nothing(a_search) -> None:
     assert search.report("t0", "0.1") == []
     assert search.end("t0") == [CloseAttempt(key)]
     assert search.deliver("t0") == [CloseAttempt(key)]
-    assert search.handle(TrialLost("t0", ExitReason.JOB_LOST, "", 50.0)) == []
+    job = search.job("t0")
+    assert search.handle(JobGone("t0", ExitReason.JOB_LOST, "", 50.0)) == [SaveJob(job, is_over=True)]
+    assert search.handle(JobGone("t0", ExitReason.JOB_LOST, "", 50.0)) == []
     assert search.told == [TellTuner(0, 0.9)]
 
 
 def test_a_trial_whose_job_is_lost_has_failed_and_its_place_is_free(a_search) -> None:
     search = a_search(concurrency=1)
     search.start(search.suggest())
-    search.handle(TrialLost("t0", ExitReason.KEEPER_LOST, "the node is gone", 50.0))
+    search.handle(JobGone("t0", ExitReason.KEEPER_LOST, "the node is gone", 50.0))
     trial = search.trial("t0")
     assert (trial.state, trial.reason, trial.ended_at_s) == (
         TrialState.FAILED,
@@ -712,9 +734,9 @@ def test_a_wrong_version_stops_the_experiment_when_no_keeper_ever_matched(a_sear
     search = a_search(concurrency=2)
     search.suggest()
     search.suggest()
-    search.handle(TrialLost("t0", ExitReason.VERSION, "cannot run: 0.6 and 0.7", 50.0))
+    search.handle(JobGone("t0", ExitReason.VERSION, "cannot run: 0.6 and 0.7", 50.0))
     assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "cannot run: 0.6 and 0.7")
-    search.handle(TrialLost("t1", ExitReason.VERSION, "cannot run: 0.6 and 0.8", 50.0))
+    search.handle(JobGone("t1", ExitReason.VERSION, "cannot run: 0.6 and 0.8", 50.0))
     assert search.experiment.error == "cannot run: 0.6 and 0.7"
     assert (search.asked, search.finishes) == ([], 1)
 
@@ -723,7 +745,7 @@ def test_a_wrong_version_is_only_that_trials_failure_once_a_keeper_has_matched(a
     search = a_search(concurrency=1)
     search.handle(KeeperMatched("J"))
     search.suggest()
-    search.handle(TrialLost("t0", ExitReason.VERSION, "cannot run", 50.0))
+    search.handle(JobGone("t0", ExitReason.VERSION, "cannot run", 50.0))
     assert search.state is ExperimentState.RUNNING
     assert search.trial("t0").state is TrialState.FAILED
     assert search.asked == [1]
@@ -774,7 +796,7 @@ def test_a_job_is_silent_until_its_keeper_connects_or_its_trial_is_over(a_search
     assert "job t0" in silence.problem(60.0)
     search.handle(KeeperMatched("t0"))
     assert "job t1" in silence.problem(60.0)
-    search.handle(TrialLost("t1", ExitReason.JOB_LOST, "gone", 50.0))
+    search.handle(JobGone("t1", ExitReason.JOB_LOST, "gone", 50.0))
     assert silence.problem(1e6) == ""
 
 
@@ -806,6 +828,8 @@ def test_a_trial_that_was_closing_when_the_manager_died_is_told_of_again(a_searc
     search.end("t0")
     trial = search.trial("t0")
     trial.ended = None  # it is not stored
+    trial.ends.clear()
+    trial.undelivered.clear()
     after = restored(search)
     after.handle(Begun())
     after.start("t0")
@@ -935,18 +959,18 @@ class ExperimentLife(RuleBasedStateMachine):
     @rule(index=TRIALS, reason=st.sampled_from([ExitReason.JOB_LOST, ExitReason.VERSION]))
     def job_is_lost(self, index: int, reason: ExitReason) -> None:
         trial_id = self._pick(self._ids(), index)
-        self._do(lambda: self.search.handle(TrialLost(trial_id, reason, "gone", 60.0)))
+        self._do(lambda: self.search.handle(JobGone(trial_id, reason, "gone", 60.0)))
 
     @precondition(lambda self: self.experiment.trials)
     @rule(index=TRIALS)
     def user_stops_a_trial(self, index: int) -> None:
         trial_id = self._pick(list(self.experiment.trials), index)
-        self._do(lambda: self.search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER)))
+        self._do(lambda: self.search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 40.0)))
 
     @rule(happens=st.sampled_from([True, False, False, False]))
     def user_stops_all(self, happens: bool) -> None:
         if happens:
-            self._do(lambda: self.search.handle(ExperimentStopAsked()))
+            self._do(lambda: self.search.handle(ExperimentStopAsked(40.0)))
             assert not self._ids(TrialState.WAITING, TrialState.RUNNING), "whoever runs is told to stop"
 
     @precondition(lambda self: self.late)

@@ -136,13 +136,15 @@ SPENT = {
     "message": "killed",
     "reason": ExitReason.SIGNAL,
     "ended_at_s": 115.0,
+    "reporter": "main",
+    "warning": "a second task reports as well",
 }
 
 
 def test_a_new_attempt_starts_with_empty_hands(a_trial) -> None:
     trial = a_trial(state=C, ended=an_end(ExitReason.SIGNAL, 137), **SPENT)
     trial.began(SECOND, 130.0)
-    assert trial == a_trial(state=R, attempt=1, started_at_s=130.0)
+    assert trial == a_trial(state=R, attempt=1, started_at_s=130.0, undelivered={"main"})
 
 
 def test_an_attempt_that_could_not_be_started_does_not_inherit_either(a_trial) -> None:

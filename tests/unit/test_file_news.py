@@ -1,18 +1,21 @@
+import array
 import asyncio
 import ctypes
+import fcntl
 import mmap
 import os
 import subprocess
+import termios
 import threading
 import time
 
 import pytest
 
-from trial_keeper.host import file_news
-from trial_keeper.host.file_news import SHORTEST_REST_S, SLOW_LOOK_S, FileNews
+from trial_keeper.host.file_news import LONGEST_POLL_S, SHORTEST_POLL_S, SLOW_LOOK_S, FileNews
 
 # Far beyond the slow look: a wait that returns by its own time is told from one that was woken.
 NEVER_S = 60.0
+REST_S = 0.01
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def file(tmp_path):
 @pytest.fixture
 def news(file):
     news = FileNews()
-    news.add(file)
+    news.add(file, rest_s=REST_S)
     assert news.comes_from_the_kernel
     yield news
     news.close()
@@ -42,7 +45,7 @@ def deaf_news(file, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda *_, **__: NoInotify())
         news = FileNews()
-    news.add(file)
+    news.add(file, rest_s=REST_S)
     assert not news.comes_from_the_kernel
     yield news
     news.close()
@@ -97,11 +100,10 @@ def test_one_write_is_told_once(news, file, wait):
 def test_any_of_many_files_is_told_until_it_is_removed(news, file, tmp_path, wait):
     other = tmp_path / "stdout"
     other.touch()
-    news.add(other)
+    news.add(other, rest_s=REST_S)
     append(other)
     wait(news)
     news.remove(other)
-    wait(news)  # the kernel's word that it is done
     append(other)
     assert wait(news, longest_s=0.05) >= 0.05
     append(file)
@@ -132,20 +134,44 @@ def test_a_flood_of_writes_is_a_look_every_few_milliseconds(news, file, loop):
     finally:
         stopped.set()
         flood.join()
-    assert 2 <= looks <= took_s / SHORTEST_REST_S + 1
+    assert 2 <= looks <= took_s / REST_S + 1
 
 
-def test_a_queue_that_ran_over_is_news_like_any_other(news, file, tmp_path, wait):
+def test_a_file_that_is_flooded_does_not_hold_up_the_news_of_another(news, file, tmp_path, loop):
+    flooded = tmp_path / "stdout"
+    flooded.touch()
+    news.add(flooded, rest_s=NEVER_S)
+
+    async def waiting():
+        append(flooded)
+        await news.wait(grew=False, longest_s=0)  # too soon after it was added: it rests
+        waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
+        await asyncio.sleep(0)
+        append(flooded)
+        append(file)
+        await asyncio.wait_for(waits, 20)
+
+    loop.run_until_complete(waiting())
+
+
+def test_the_kernel_is_asked_for_one_write_at_a_time(news, file):
+    for _ in range(1000):
+        append(file)
+    waiting_bytes = array.array("i", [0])
+    fcntl.ioctl(news._descriptor, termios.FIONREAD, waiting_bytes)
+    assert waiting_bytes[0] == 2 * 16  # the write, and the end of the watch
+
+
+def test_a_file_that_was_removed_leaves_the_news_of_others(news, file, tmp_path, wait):
     other = tmp_path / "stdout"
     other.touch()
-    news.add(other)
-    descriptors = [os.open(path, os.O_WRONLY | os.O_APPEND) for path in (file, other)]
-    for _ in range(20_000):  # in turns, so that no two in a row are alike; the kernel keeps 16,384
-        for descriptor in descriptors:
-            os.write(descriptor, b"x")
-    for descriptor in descriptors:
-        os.close(descriptor)
+    news.add(other, rest_s=REST_S)
+    append(other)
+    other.unlink()
     wait(news)
+    append(file)
+    wait(news)
+    assert news.comes_from_the_kernel
 
 
 def test_what_the_kernel_does_not_see_waits_for_the_slow_look(news, file, wait):
@@ -189,14 +215,14 @@ def test_without_inotify_the_files_are_polled_more_and_more_seldom(deaf_news, lo
         return rests
 
     rests = loop.run_until_complete(rests_s())
-    assert rests[0] < file_news.LONGEST_POLL_S
-    assert deaf_news._poll_s == file_news.LONGEST_POLL_S
+    assert rests[0] < LONGEST_POLL_S
+    assert deaf_news._poll_s == LONGEST_POLL_S
     loop.run_until_complete(deaf_news.wait(grew=True))
-    assert deaf_news._poll_s == SHORTEST_REST_S
+    assert deaf_news._poll_s == SHORTEST_POLL_S
 
 
 def test_a_file_that_cannot_be_watched_makes_all_of_them_polled(news, tmp_path, wait):
-    news.add(tmp_path / "missing")
+    news.add(tmp_path / "missing", rest_s=REST_S)
     assert not news.comes_from_the_kernel
     assert wait(news) < NEVER_S
 
@@ -204,7 +230,7 @@ def test_a_file_that_cannot_be_watched_makes_all_of_them_polled(news, tmp_path, 
 def test_nothing_stays_open(file):
     before = set(os.listdir("/proc/self/fd"))
     news = FileNews()
-    news.add(file)
+    news.add(file, rest_s=REST_S)
     news.close()
     news.close()
     assert set(os.listdir("/proc/self/fd")) == before

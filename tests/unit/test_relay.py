@@ -36,13 +36,19 @@ def read_exactly(descriptor, size):
     return data
 
 
+def following(target, source):
+    relay = Relay(target)
+    relay.follow(source)
+    return relay
+
+
 def end_of(relay):
     relay.finish()
     assert not relay._thread.is_alive()
 
 
 def test_what_is_appended_comes_out_while_it_grows_and_at_the_end(pipe, source):
-    relay = Relay(pipe[1], source)
+    relay = following(pipe[1], source)
     append(source, b"first")
     relay.look()
     assert read_exactly(pipe[0], 5) == b"first"
@@ -56,14 +62,14 @@ def test_what_is_appended_comes_out_while_it_grows_and_at_the_end(pipe, source):
 
 def test_what_was_there_before_is_copied_too(pipe, source):
     append(source, b"early")
-    end_of(Relay(pipe[1], source))
+    end_of(following(pipe[1], source))
     assert read_exactly(pipe[0], 5) == b"early"
 
 
 def test_more_than_a_pipe_holds_comes_out_whole(pipe, source):
     content = os.urandom(3_000_000)
     append(source, content)
-    relay = Relay(pipe[1], source)
+    relay = following(pipe[1], source)
     assert read_exactly(pipe[0], len(content)) == content
     end_of(relay)
 
@@ -89,7 +95,7 @@ def test_text_that_is_no_utf8_is_said_all_the_same(pipe):
 def test_a_reader_that_does_not_read_stops_nobody(pipe, source, monkeypatch):
     monkeypatch.setattr(relay_module, "_LONGEST_DRAIN_S", 0.05)
     append(source, b"x" * 1_000_000)
-    relay = Relay(pipe[1], source)
+    relay = following(pipe[1], source)
     said = threading.Thread(target=lambda: [relay.say("line\n") for _ in range(100_000)])
     said.start()
     said.join(20)
@@ -106,7 +112,7 @@ def test_a_reader_that_is_gone_ends_the_relay_without_a_word(pipe, source):
     os.close(pipe[0])
     pipe[0] = None
     append(source, b"nobody wants it")
-    relay = Relay(pipe[1], source)
+    relay = following(pipe[1], source)
     relay._thread.join(20)
     assert not relay._thread.is_alive()
     relay.say("nor this\n")
@@ -117,7 +123,7 @@ def test_a_full_disk_under_the_descriptor_ends_the_relay_without_a_word(source):
     append(source, b"does not fit")
     full = os.open("/dev/full", os.O_WRONLY)
     try:
-        relay = Relay(full, source)
+        relay = following(full, source)
         relay._thread.join(20)
         end_of(relay)
     finally:

@@ -19,14 +19,17 @@ SETTINGS = st.builds(
     job_id=TEXT,
     workspace=TEXT,
     token=TEXT,
-    trial_id=TEXT,
+    trial_id=st.none() | TEXT,
     collect_logs=st.booleans(),
     relay_output=st.booleans(),
     version_check=st.booleans(),
-    mount=st.just("") | TEXT,
+    mount=st.none() | TEXT,
     mount_wait_s=SECONDS,
     grace_s=SECONDS,
     linger_s=SECONDS,
+    idle_timeout_s=SECONDS,
+    max_trials=st.integers(0, 999_999_999),
+    warm_imports=st.lists(st.from_regex(r"[a-z_]+(\.[a-z]+)?", fullmatch=True)).map(tuple),
 )
 SOME = KeeperSettings("exp", "job", "/mnt/exp", "token", "trial")
 
@@ -56,7 +59,7 @@ def test_what_has_a_default_may_be_absent() -> None:
 def test_everything_that_is_missing_is_named_at_once() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         KeeperSettings.from_environ({"TRIAL_KEEPER_JOB_ID": "job"})
-    for name in ("EXPERIMENT_ID", "WORKSPACE", "TOKEN", "TRIAL_ID"):
+    for name in ("EXPERIMENT_ID", "WORKSPACE", "TOKEN"):
         assert f"TRIAL_KEEPER_{name} is not set" in str(caught.value)
     assert "JOB_ID is not" not in str(caught.value)
     assert "nnictl create" in str(caught.value)

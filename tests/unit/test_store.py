@@ -45,7 +45,9 @@ def reader(store, database):
 
 def a_trial(**fields):
     values = {"trial_id": KEY.trial_id, "sequence_id": 0, "parameters": {"x": 1.5}, "memo": {"x": 0.5}}
-    return Trial(**values | {"created_at_s": 1.0, "job_id": KEY.trial_id, "attempt": 0} | fields)
+    return Trial(
+        **values | {"created_at_s": 1.0, "job_id": KEY.trial_id, "attempt": 0, "reporter": KEY.task} | fields
+    )
 
 
 def a_commit(*values, offset=0, key=KEY):

@@ -9,6 +9,7 @@ from trial_keeper.wire.messages import (
     KeeperMessage,
     Leave,
     Offsets,
+    RunTrial,
     StopTrial,
     Stream,
     TrialEnded,
@@ -26,11 +27,25 @@ class TrialAssigned:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialSpawned:
-    """The command runs. `at_s` is in seconds since the epoch."""
+class TrialUnprepared:
+    """A trial that was to be run cannot be: what it needs is not there, or its folder cannot be made.
+
+    `key` names the attempt that it would have been.
+    """
 
     key: AttemptKey
     at_s: float
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpawned:
+    """The command runs. `at_s` is in seconds since the epoch; `how` it was started is for the log."""
+
+    key: AttemptKey
+    at_s: float
+    how: str = "the command runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +69,23 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialCleared:
+    """What is left of a trial that is about to be told as ended.
+
+    `leftovers` are processes that nobody here can end, each as one line. `in_tmp` names what appeared in the temporary folder
+    while it ran, and is still there.
+    """
+
+    key: AttemptKey
+    leftovers: tuple[str, ...]
+    in_tmp: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialExited:
-    """The command ended and everything it started is gone, but for `leftovers`.
+    """The command ended and everything it started is gone, but for what `TrialCleared` has told.
 
     `exit_code` is 0–255, or None when `signal` ended it. `sizes` of the streams are taken after the end; `stderr_tail` is text.
-    `leftovers` are processes that nobody here can end, each as one line.
     """
 
     key: AttemptKey
@@ -68,7 +95,6 @@ class TrialExited:
     sizes: Offsets
     stderr_tail: str
     out_of_memory: OutOfMemory | None = None
-    leftovers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +155,10 @@ class TimePassed:
 
 Event = (
     TrialAssigned
+    | TrialUnprepared
     | TrialSpawned
     | SpawnFailed
+    | TrialCleared
     | TrialExited
     | StreamsGrew
     | StreamCut
@@ -141,11 +169,26 @@ Event = (
     | SignalReceived
     | TimePassed
     | Durable
+    | RunTrial
     | StopTrial
     | Leave
 )
 
 # ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTrial:
+    """Make the folder of the next attempt of this trial."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAttempt:
+    """Let go of the attempt's files: nothing more of them is sent."""
+
+    key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,4 +251,15 @@ class Exit:
     code: int
 
 
-Effect = SpawnTrial | SignalTrial | OpenLink | Send | SendChunk | RecordExit | LogDecision | Exit
+Effect = (
+    PrepareTrial
+    | SpawnTrial
+    | SignalTrial
+    | OpenLink
+    | Send
+    | SendChunk
+    | RecordExit
+    | ReleaseAttempt
+    | LogDecision
+    | Exit
+)

@@ -2,8 +2,13 @@
 
 Theory of operation. A keeper is given a trial, starts its command at once, and replicates the attempt's files whenever a
 manager can be reached. An end is written to exit.json before it is told, so that it is known even if nobody ever
-listens. The keeper ends when the manager has said that everything about the attempt is recorded, or when nothing has gone
-forward for `linger_s`: the workspace then has all there is to know.
+listens. A job without reuse is given one trial when it starts. With reuse the keeper says that it is idle, and is given the
+next trial while the last bytes of the one before may still be on their way: attempts that have ended are kept until the
+manager has said that everything about them is recorded.
+
+The keeper leaves when there is nothing more for it to do: its one trial is over, or the manager says so, or it was asked by a
+signal, has been idle too long, has run as many trials as it may, or found that a trial could not be cleared away. It ends when
+the manager has everything, or when nothing has gone forward for `linger_s`: the workspace then has all there is to know.
 
 All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -22,7 +27,9 @@ from trial_keeper.core.events import (
     ManagerMoved,
     OpenLink,
     OutOfMemory,
+    PrepareTrial,
     RecordExit,
+    ReleaseAttempt,
     Send,
     SendChunk,
     SignalReceived,
@@ -33,36 +40,58 @@ from trial_keeper.core.events import (
     StreamsGrew,
     TimePassed,
     TrialAssigned,
+    TrialCleared,
     TrialExited,
     TrialSpawned,
+    TrialUnprepared,
 )
 from trial_keeper.core.link import Link, LinkEvent, LinkState
-from trial_keeper.exit_codes import of_signal
+from trial_keeper.exit_codes import KeeperExit, known, of_signal
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import AttemptKey, AttemptOffsets, Durable, Leave, StopTrial, TrialEnded
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    AttemptOffsets,
+    Durable,
+    Idle,
+    Leave,
+    RunTrial,
+    StopTrial,
+    TrialEnded,
+)
 from trial_keeper.wire.reasons import ExitReason
 
 
 class Keeper:
     """One keeper from start to end."""
 
-    def __init__(self, settings: KeeperSettings) -> None:
+    def __init__(self, settings: KeeperSettings, now_s: float = 0.0) -> None:
         self.settings = settings
         self.link = Link()
-        self.attempt: Attempt | None = None
-        self._lingers_until_s: float | None = None
-        self._asked_to_leave = False
+        self.current: Attempt | None = None
+        """The attempt whose command has not ended."""
+        self.attempts: dict[AttemptKey, Attempt] = {}
+        """Those that are not closed, oldest first."""
+        self._served = 0
+        self._is_leaving = not settings.is_reused
+        self._is_dismissed = False
         self._was_signalled = False
+        self._lingers_until_s = 0.0
+        self._idle_since_s = now_s
+        self._own_code: int = 0
         self._exit_code: int | None = None
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `TimePassed` is wanted next, by the host's clock; None when only events matter."""
-        deadlines = [self._lingers_until_s]
+        deadlines: list[float | None] = []
         if self.link.state is LinkState.WAITING:
             deadlines.append(self.link.retry_at_s)
-        if self.attempt is not None:
-            deadlines.append(self.attempt.kill_at_s)
+        if self.current is not None:
+            deadlines.append(self.current.kill_at_s)
+        elif self._is_leaving:
+            deadlines.append(self._lingers_until_s)
+        else:
+            deadlines.append(self._idle_until_s)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -73,46 +102,46 @@ class Keeper:
         effects += self._kill_when_grace_is_over(now_s)
         effects += self._open_link_when_due(now_s)
         effects += self._chunks()
+        effects += self._leave_when_idle_too_long(now_s)
         effects += self._exit_when_done(now_s)
         return effects
 
     def _handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case StreamsGrew():
-                self._attempt(event.key).replication.grew(event.sizes)
+                attempt = self.attempts.get(event.key)
+                if attempt is not None:
+                    attempt.replication.grew(event.sizes)
                 return []
             case StreamCut():
                 return self._note_cut(event)
             case Durable():
                 self.link.proved_useful()
                 return self._note_durable(event.attempt, now_s)
+            case RunTrial():
+                return self._prepare(event.trial_id)
             case TrialAssigned():
-                self.attempt = Attempt(event.key, self.settings.streams)
-                return [SpawnTrial(event.key)]
+                return self._begin(event.key)
+            case TrialUnprepared():
+                self._begin(event.key)
+                # The next trial would meet the same.
+                return [*self._poison(now_s), *self._note_end(self._never_ran(event), now_s)]
             case TrialSpawned():
                 return self._note_start(event)
             case SpawnFailed():
-                return self._note_end(
-                    TrialEnded(
-                        event.key,
-                        ExitReason.COULD_NOT_START,
-                        event.exit_code,
-                        event.at_s,
-                        event.at_s,
-                        dict.fromkeys(self.settings.streams, 0),
-                        event.message,
-                    ),
-                    now_s,
-                )
+                return self._note_end(self._never_ran(event), now_s)
+            case TrialCleared():
+                return self._note_leftovers(event, now_s)
             case TrialExited():
-                return [*_told_leftovers(event), *self._note_end(self._ended(event), now_s)]
+                return self._note_end(self._ended(event), now_s)
             case StopTrial():
-                is_ours = self.attempt is not None and self.attempt.key.trial_id == event.trial_id
+                is_ours = self.current is not None and self.current.key.trial_id == event.trial_id
                 return self._stop(event.reason, now_s) if is_ours else []
             case SignalReceived():
                 # Whoever signals the keeper itself ends the job: the cluster, or the manager through it. A manager that
                 # asked has its own reason on record already.
-                return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal(now_s)]
+                self._start_leaving(now_s)
+                return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal()]
             case LinkOpened():
                 return self._note_link(event, now_s)
             case LinkLost():
@@ -125,24 +154,44 @@ class Keeper:
                 self.link.happened(LinkEvent.MANAGER_MOVED, now_s)
                 return []
             case Leave():
-                self._asked_to_leave = True
+                self._is_dismissed = True
+                self._start_leaving(now_s)
                 text = f"the manager asks to leave: {event.reason}"
                 return [LogDecision(None, text), *self._stop(ExitReason.JOB_LOST, now_s)]
             case TimePassed():
                 return []
 
-    # ---- the attempt
+    # ---- the attempt that runs
 
-    def _attempt(self, key: AttemptKey) -> Attempt:
-        if self.attempt is None or self.attempt.key != key:
+    def _prepare(self, trial_id: str) -> list[Effect]:
+        if any(key.trial_id == trial_id for key in self.attempts):
+            return []  # said again, because the manager could not know that it was heard
+        if self.current is not None or self._is_leaving:
+            # The manager learns of this job's end, or of its being idle, and gives the trial to whoever can run it.
+            return [LogDecision(None, f"trial {trial_id} is not begun: this job is {self._occupation}")]
+        return [PrepareTrial(trial_id)]
+
+    @property
+    def _occupation(self) -> str:
+        return "leaving" if self.current is None else f"busy with {self.current.key}"
+
+    def _begin(self, key: AttemptKey) -> list[Effect]:
+        attempt = self.current = self.attempts[key] = Attempt(key, self.settings.streams)
+        self._served += 1
+        if self.link.is_up:
+            attempt.replication.link_came_up({})
+        return [SpawnTrial(key)]
+
+    def _running(self, key: AttemptKey) -> Attempt:
+        if self.current is None or self.current.key != key:
             raise KeyError(key)
-        return self.attempt
+        return self.current
 
     def _note_start(self, event: TrialSpawned) -> list[Effect]:
-        attempt = self._attempt(event.key)
+        attempt = self._running(event.key)
         attempt.happened(AttemptEvent.SPAWNED)
         attempt.started_at_s = event.at_s
-        return [*self._tell_start(attempt), LogDecision(event.key, "the command runs")]
+        return [*self._tell_start(attempt), LogDecision(event.key, event.how)]
 
     def _tell_start(self, attempt: Attempt) -> list[Effect]:
         return [Send(attempt.started)] if self.link.is_up and attempt.started is not None else []
@@ -150,8 +199,29 @@ class Keeper:
     def _tell_end(self, attempt: Attempt) -> list[Effect]:
         return [Send(attempt.ended)] if self.link.is_up and attempt.ended is not None else []
 
+    def _tell_idle(self) -> list[Effect]:
+        is_idle = self.current is None and not self._is_leaving
+        return [Send(Idle())] if self.link.is_up and is_idle else []
+
+    def _never_ran(self, event: SpawnFailed | TrialUnprepared) -> TrialEnded:
+        own = known(event.exit_code)
+        reason = ExitReason.COULD_NOT_START if own is None else own.reason
+        sizes = dict.fromkeys(self.settings.streams, 0)
+        return TrialEnded(event.key, reason, event.exit_code, event.at_s, event.at_s, sizes, event.message)
+
+    def _note_leftovers(self, event: TrialCleared, now_s: float) -> list[Effect]:
+        effects: list[Effect] = [
+            LogDecision(event.key, f"cannot end process {leftover}; end it as its own user")
+            for leftover in event.leftovers
+        ]
+        if event.in_tmp:
+            effects.append(
+                LogDecision(event.key, f"appeared in the temporary folder and is still there: {event.in_tmp}")
+            )
+        return effects + (self._poison(now_s) if event.leftovers else [])
+
     def _ended(self, event: TrialExited) -> TrialEnded:
-        attempt = self._attempt(event.key)
+        attempt = self._running(event.key)
         if event.signal is not None:
             exit_code, reason = of_signal(event.signal), ExitReason.SIGNAL
         else:
@@ -176,21 +246,66 @@ class Keeper:
         )
 
     def _note_end(self, ended: TrialEnded, now_s: float) -> list[Effect]:
-        attempt = self._attempt(ended.key)
+        attempt = self._running(ended.key)
         attempt.happened(AttemptEvent.EXITED)
         attempt.ended = ended
         attempt.kill_at_s = None
         attempt.replication.ended(ended.final_sizes)
+        self.current = None
+        self._idle_since_s = now_s
         self._lingers_until_s = now_s + self.settings.linger_s
+        if not self.settings.is_reused:
+            self._own_code = ended.exit_code
         text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
-        return [RecordExit(ended), LogDecision(None, text), *self._tell_end(attempt)]
+        effects: list[Effect] = [RecordExit(ended), LogDecision(None, text), *self._tell_end(attempt)]
+        if self.settings.max_trials and self._served >= self.settings.max_trials and not self._is_leaving:
+            self._start_leaving(now_s)
+            effects.append(
+                LogDecision(None, f"leaving after {self._served} trials, as many as a job may run")
+            )
+        return effects + self._tell_idle()
+
+    def _stop(self, reason: ExitReason, now_s: float) -> list[Effect]:
+        attempt = self.current
+        if attempt is None:
+            return []
+        was_running = attempt.state is AttemptState.RUNNING
+        attempt.happened(AttemptEvent.STOP_ASKED)
+        if not was_running:
+            return []
+        attempt.stop_reason = reason
+        attempt.kill_at_s = now_s + self.settings.grace_s
+        return [LogDecision(attempt.key, f"stopping: {reason.value}"), SignalTrial(attempt.key, kill=False)]
+
+    def _note_signal(self) -> list[Effect]:
+        """Whoever signals twice will not wait."""
+        was_signalled, self._was_signalled = self._was_signalled, True
+        attempt = self.current
+        if not was_signalled or attempt is None or attempt.kill_at_s is None:
+            return []
+        attempt.kill_at_s = None
+        return [
+            LogDecision(attempt.key, "signalled again: killing it at once"),
+            SignalTrial(attempt.key, kill=True),
+        ]
+
+    def _kill_when_grace_is_over(self, now_s: float) -> list[Effect]:
+        attempt = self.current
+        if attempt is None or attempt.kill_at_s is None or now_s < attempt.kill_at_s:
+            return []
+        attempt.kill_at_s = None
+        text = f"still there {self.settings.grace_s:g} s after the polite signal: killing it"
+        return [LogDecision(attempt.key, text), SignalTrial(attempt.key, kill=True)]
+
+    # ---- the attempts that are not closed
 
     def is_due(self, effect: SendChunk) -> bool:
         """Whether the chunk is still to be sent, after what an earlier one of the same round has met."""
-        return self._attempt(effect.key).replication.is_due(effect.chunk)
+        attempt = self.attempts.get(effect.key)
+        return attempt is not None and attempt.replication.is_due(effect.chunk)
 
     def _note_cut(self, event: StreamCut) -> list[Effect]:
-        attempt = self._attempt(event.key)
+        attempt = self.attempts[event.key]
         end = attempt.replication.cut(event.stream, event.offset, event.size)
         text = (
             f"somebody cut the file of {event.stream.value} to {event.size} bytes: what follows byte {end} of it is not "
@@ -203,38 +318,28 @@ class Keeper:
         )
         return [LogDecision(None, text), RecordExit(attempt.ended), *self._tell_end(attempt)]
 
-    def _stop(self, reason: ExitReason, now_s: float) -> list[Effect]:
-        attempt = self.attempt
+    def _close(self, attempt: Attempt, now_s: float) -> list[Effect]:
+        if attempt.ended is None:
+            # Still running, although the manager has given it up: nobody waits for its results any more.
+            return self._stop(ExitReason.JOB_LOST, now_s)
+        attempt.happened(AttemptEvent.CLOSED)
+        del self.attempts[attempt.key]
+        return [ReleaseAttempt(attempt.key)]
+
+    def _note_durable(self, entry: AttemptOffsets, now_s: float) -> list[Effect]:
+        self._note_progress(now_s)
+        attempt = self.attempts.get(entry.key)
         if attempt is None:
-            self._asked_to_leave = True
             return []
-        was_running = attempt.state is AttemptState.RUNNING
-        attempt.happened(AttemptEvent.STOP_ASKED)
-        if not was_running:
-            return []
-        attempt.stop_reason = reason
-        attempt.kill_at_s = now_s + self.settings.grace_s
-        return [LogDecision(attempt.key, f"stopping: {reason.value}"), SignalTrial(attempt.key, kill=False)]
+        attempt.replication.confirmed(entry.offsets)
+        return self._close(attempt, now_s) if entry.closed else []
 
-    def _note_signal(self, now_s: float) -> list[Effect]:
-        """Whoever signals twice will not wait."""
-        was_signalled, self._was_signalled = self._was_signalled, True
-        attempt = self.attempt
-        if not was_signalled or attempt is None or attempt.kill_at_s is None:
-            return []
-        attempt.kill_at_s = None
+    def _chunks(self) -> list[Effect]:
         return [
-            LogDecision(attempt.key, "signalled again: killing it at once"),
-            SignalTrial(attempt.key, kill=True),
+            SendChunk(attempt.key, chunk)
+            for attempt in self.attempts.values()
+            for chunk in attempt.replication.next_chunks()
         ]
-
-    def _kill_when_grace_is_over(self, now_s: float) -> list[Effect]:
-        attempt = self.attempt
-        if attempt is None or attempt.kill_at_s is None or now_s < attempt.kill_at_s:
-            return []
-        attempt.kill_at_s = None
-        text = f"still there {self.settings.grace_s:g} s after the polite signal: killing it"
-        return [LogDecision(attempt.key, text), SignalTrial(attempt.key, kill=True)]
 
     # ---- the link
 
@@ -242,76 +347,70 @@ class Keeper:
         if not self.link.is_due(now_s):
             return []
         self.link.happened(LinkEvent.DUE, now_s)
-        attempt = self.attempt
-        return [OpenLink((attempt.key,) if attempt is not None else ())]
+        return [OpenLink(tuple(self.attempts))]
 
     def _note_link(self, event: LinkOpened, now_s: float) -> list[Effect]:
         self.link.happened(LinkEvent.OPENED, now_s)
         self._note_progress(now_s)
-        attempt = self.attempt
-        if attempt is None:
-            return []
         known = {entry.key: entry for entry in event.welcome.attempts}
-        entry = known.get(attempt.key, AttemptOffsets(attempt.key, {}))
-        attempt.replication.link_came_up(entry.offsets)
-        if entry.closed:
-            return self._close(attempt, now_s)
-        return [*self._tell_start(attempt), *self._tell_end(attempt)]
-
-    def _close(self, attempt: Attempt, now_s: float) -> list[Effect]:
-        if attempt.ended is None:
-            # Still running, although the manager has given it up: nobody waits for its results any more.
-            return self._stop(ExitReason.JOB_LOST, now_s)
-        attempt.happened(AttemptEvent.CLOSED)
-        return []
+        effects: list[Effect] = []
+        for attempt in list(self.attempts.values()):
+            entry = known.get(attempt.key, AttemptOffsets(attempt.key, {}))
+            attempt.replication.link_came_up(entry.offsets)
+            if entry.closed:
+                effects += self._close(attempt, now_s)
+            else:
+                effects += [*self._tell_start(attempt), *self._tell_end(attempt)]
+        return effects + self._tell_idle()
 
     def _note_progress(self, now_s: float) -> None:
-        if self._lingers_until_s is not None:
-            self._lingers_until_s = now_s + self.settings.linger_s
+        self._lingers_until_s = now_s + self.settings.linger_s
 
     def _note_link_down(self, event: LinkEvent, text: str, now_s: float) -> list[Effect]:
         self.link.happened(event, now_s)
-        attempt = self.attempt
-        if attempt is not None:
+        for attempt in self.attempts.values():
             attempt.replication.link_went_down()
+        if event is LinkEvent.REFUSED and self.current is None:
+            self._idle_since_s = now_s  # another manager may come, and think otherwise
         # One line for an outage, however many tries it lasts; a refusal is a decision of its own.
         is_news = self.link.state is LinkState.REFUSED or self.link.failures == 1
         return [LogDecision(None, text)] if is_news else []
 
-    def _note_durable(self, entry: AttemptOffsets, now_s: float) -> list[Effect]:
-        self._note_progress(now_s)
-        attempt = self.attempt
-        if attempt is None or attempt.key != entry.key:
-            return []
-        attempt.replication.confirmed(entry.offsets)
-        return self._close(attempt, now_s) if entry.closed else []
-
-    def _chunks(self) -> list[Effect]:
-        attempt = self.attempt
-        if attempt is None or attempt.state is AttemptState.CLOSED:
-            return []
-        return [SendChunk(attempt.key, chunk) for chunk in attempt.replication.next_chunks()]
-
     # ---- the end
 
+    def _start_leaving(self, now_s: float) -> None:
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._note_progress(now_s)
+
+    def _poison(self, now_s: float) -> list[Effect]:
+        if not self.settings.is_reused:
+            return []
+        self._start_leaving(now_s)
+        self._own_code = KeeperExit.POISONED
+        return [LogDecision(None, f"leaving: {KeeperExit.POISONED.meaning}")]
+
+    @property
+    def _idle_until_s(self) -> float:
+        is_refused = self.link.state is LinkState.REFUSED
+        return self._idle_since_s + (self.settings.linger_s if is_refused else self.settings.idle_timeout_s)
+
+    def _leave_when_idle_too_long(self, now_s: float) -> list[Effect]:
+        if self.current is not None or self._is_leaving or now_s < self._idle_until_s:
+            return []
+        self._start_leaving(now_s)
+        if self.link.state is LinkState.REFUSED:
+            self._own_code = KeeperExit.REFUSED
+            return [LogDecision(None, "leaving: the manager gives this job no trials")]
+        return [LogDecision(None, f"leaving: no trial has come for {self.settings.idle_timeout_s:g} s")]
+
     def _exit_when_done(self, now_s: float) -> list[Effect]:
-        attempt = self.attempt
-        ended = attempt.ended if attempt is not None else None
-        if attempt is not None and ended is None:
+        if self.current is not None or not self._is_leaving or not (self._served or self.settings.is_reused):
             return []
-        closed = attempt is not None and attempt.state is AttemptState.CLOSED
-        waited_enough = self._lingers_until_s is not None and now_s >= self._lingers_until_s
-        if not (closed or waited_enough or self._asked_to_leave):
+        if self.attempts and not self._is_dismissed and now_s < self._lingers_until_s:
             return []
-        self._exit_code = ended.exit_code if ended is not None else 0
+        self._exit_code = self._own_code
         return [Exit(self._exit_code)]
-
-
-def _told_leftovers(event: TrialExited) -> list[Effect]:
-    return [
-        LogDecision(event.key, f"cannot end process {leftover}; end it as its own user")
-        for leftover in event.leftovers
-    ]
 
 
 def _told_shortage(shortage: OutOfMemory) -> str:

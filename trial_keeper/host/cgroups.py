@@ -131,8 +131,9 @@ def _below(top: str, path: str) -> str | None:
 def _own_path(controller: str, text: str) -> str | None:
     for line in text.splitlines():
         # 4:memory:/path, and 0::/path for v2
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if path and controller in controllers.split(","):
             return path
     return None
 
@@ -141,11 +142,11 @@ def _mounts(controller: str, text: str) -> Iterator[tuple[str, str]]:
     """For each mount of the hierarchy: which of its groups the mount shows, and where."""
     for line in text.splitlines():
         mount, _, source = line.partition(" - ")
-        kind, *_, options = source.split()
-        is_wanted = kind == "cgroup" and controller in options.split(",") if controller else kind == "cgroup2"
-        if is_wanted:
-            _, _, _, top, point, *_ = mount.split()
-            yield _unescaped(top), _unescaped(point)
+        match mount.split(), source.split():
+            case [_, _, _, top, point, *_], [kind, *_, options] if (
+                kind == "cgroup" and controller in options.split(",") if controller else kind == "cgroup2"
+            ):
+                yield _unescaped(top), _unescaped(point)
 
 
 def _unescaped(text: str) -> str:

@@ -4,7 +4,6 @@ Each check stands alone: it runs in a thread with a time limit, so neither stora
 packets hides what the others find. A check that lacks something which another has already complained of is skipped.
 """
 
-import contextlib
 import json
 import os
 import queue
@@ -22,7 +21,7 @@ from pathlib import Path
 from trial_keeper import __version__
 from trial_keeper.errors import KeeperError
 from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
-from trial_keeper.host.mount import check_writing, look_at
+from trial_keeper.host.mount import check_writing, look_at, written_folder
 from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
 from trial_keeper.wire.messages import Hello, Welcome
@@ -98,7 +97,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         workspace = Workspace(Path(str(root)))
         mount = Path(str(values.get("mount") or root))
         yield bounded("mount", lambda: check_mount(mount, workspace))
-        yield bounded("write", lambda: check_write(_written(workspace, values)))
+        yield bounded("write", lambda: check_write(written_folder(workspace, str(values.get("trial_id")))))
         yield bounded("space", lambda: check_space(workspace.root))
         yield bounded("clock", lambda: check_clock(workspace.root))
         yield bounded("manager", lambda: check_manager_document(workspace, values))
@@ -148,7 +147,8 @@ def check_settings(values: Mapping[str, SettingValue], problems: Iterable[str]) 
         )
     return _ok(
         "settings",
-        f"experiment {values['experiment_id']}, job {values['job_id']}, workspace {values['workspace']}",
+        f"experiment {values['experiment_id']}, job {values['job_id']}, workspace {values['workspace']}"
+        + (f", mount {values['mount']}" if values.get("mount") else ""),
     )
 
 
@@ -207,15 +207,6 @@ def check_write(folder: Path) -> Finding:
             f"if a trial cannot read its own files, run the container as user {owner} or export without squashing",
         )
     return _ok("write", f"user {own} makes and removes files; the folder belongs to user {folder_owner}")
-
-
-def _written(workspace: Workspace, values: Mapping[str, SettingValue]) -> Path:
-    """Where a keeper writes: the attempts of its trial, if they are there."""
-    with contextlib.suppress(ValueError):
-        attempts = workspace.trial(str(values.get("trial_id", ""))).attempts
-        if os.path.isdir(attempts):
-            return attempts
-    return workspace.root
 
 
 def check_space(root: Path) -> Finding:

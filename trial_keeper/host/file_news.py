@@ -5,9 +5,10 @@ on NFS, FUSE or an overlay. It does not see writes through a mapping, and it may
 who has used up `max_user_instances` or `max_user_watches`. So files are looked at every second as well, or several times a second
 where the kernel tells nothing.
 
-A trial may write 200,000 times a second. Events that were not read yet and are alike are one to the kernel, so the queue is left
-alone between two looks, which are never closer together than `SHORTEST_REST_S`. What the events say is not read: any of them,
-also the one for a queue that ran over, means "look at the sizes".
+A trial may write 200,000 times a second, and each write that the kernel has to tell would take half as long again (0.75 µs
+beside 1.5 µs). So a file is watched for one write only (IN_ONESHOT), looked at, and watched again. A file that was written to
+soon after that rests before it is looked at and watched anew: a flood is a look every `rest_s`, one write now and then is seen
+at once, and a file that is flooded does not hold up the news of another.
 
 Source: inotify(7).
 """
@@ -16,19 +17,30 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-# Two looks are this far apart at least: a trial that floods its files costs a hundred looks a second, and one that reports ten
-# times a second has each report seen at once.
-SHORTEST_REST_S = 0.01
 # What inotify cannot see is seen this late; the looks cost 0.03 % of a core.
 SLOW_LOOK_S = 1.0
 # Without inotify: soon after something came, more seldom while nothing does, at 0.7 % of a core.
+SHORTEST_POLL_S = 0.01
 LONGEST_POLL_S = 0.05
 _SLOWING = 1.3
-_IN_MODIFY = 0x2  # linux/inotify.h
-_EVENTS_BYTES = 64 * 1024
+# linux/inotify.h
+_IN_MODIFY = 0x2
+_IN_IGNORED = 0x8000
+_IN_ONESHOT = 0x80000000
+_EVENT = struct.Struct("iIII")
+_READ_BYTES = 4096
+
+
+@dataclass(slots=True)
+class _Watched:
+    path: Path
+    rest_s: float
+    watched_since_s: float
 
 
 class FileNews:
@@ -36,42 +48,38 @@ class FileNews:
 
     def __init__(self) -> None:
         """Ask the kernel for news; where it has none to give, `wait` is a poll."""
-        self._descriptor: int | None = None
-        self._watches: dict[Path, int] = {}
-        self._poll_s = SHORTEST_REST_S
-        self._looked_at_s = 0.0
-        self._is_news = asyncio.Event()
-        self._events = bytearray(_EVENTS_BYTES)
+        self._watched: dict[int, _Watched] = {}
+        # Written to and not watched again yet, with the time when that is due.
+        self._resting: list[tuple[float, _Watched]] = []
+        self._poll_s = SHORTEST_POLL_S
+        self._woken = asyncio.Event()
+        self._look_is_asked = False
         self._libc = ctypes.CDLL(None, use_errno=True)
-        descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if descriptor >= 0:
-            self._descriptor = descriptor
+        descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._descriptor = descriptor if descriptor >= 0 else None
 
     @property
     def comes_from_the_kernel(self) -> bool:
-        """Whether every file that was added is seen by inotify."""
+        """Whether inotify tells of the files; otherwise they are polled."""
         return self._descriptor is not None
 
-    def add(self, path: Path) -> None:
-        """Hear of this file, which exists, from now on."""
-        if self._descriptor is None:
-            return
-        watch = self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), _IN_MODIFY)
-        if watch >= 0:
-            self._watches[path] = watch
-        else:
+    def add(self, path: Path, *, rest_s: float) -> None:
+        """Hear of this file, which exists, from now on: of writes that follow each other closely only every `rest_s`."""
+        if not self._watch(_Watched(path, rest_s, 0.0)):
             # One file that is not seen must be polled, and one look is at all of them.
             self.close()
 
     def remove(self, path: Path) -> None:
-        """Hear of this file no more; the kernel's word for that is one last piece of news."""
-        watch = self._watches.pop(path, None)
-        if watch is not None and self._descriptor is not None:
+        """Hear of this file no more."""
+        self._resting = [entry for entry in self._resting if entry[1].path != path]
+        for watch in [watch for watch, watched in self._watched.items() if watched.path == path]:
             self._libc.inotify_rm_watch(self._descriptor, watch)
+            del self._watched[watch]
 
     def look_now(self) -> None:
         """Let `wait` return: something else happened that is worth a look."""
-        self._is_news.set()
+        self._look_is_asked = True
+        self._woken.set()
 
     async def wait(self, *, grew: bool, longest_s: float = SLOW_LOOK_S) -> None:
         """Return when the files are to be looked at. `grew`: whether the last look found anything.
@@ -79,42 +87,73 @@ class FileNews:
         What is written after this returned is told by the next call, so nothing is missed between a look and the next wait.
         """
         if self._descriptor is None:
-            self._poll_s = SHORTEST_REST_S if grew else min(self._poll_s * _SLOWING, LONGEST_POLL_S)
+            self._poll_s = SHORTEST_POLL_S if grew else min(self._poll_s * _SLOWING, LONGEST_POLL_S)
             longest_s = min(longest_s, self._poll_s)
-        else:
-            asyncio.get_running_loop().add_reader(self._descriptor, self._hear)
-        try:
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._is_news.wait(), longest_s)
-        finally:
-            self._stop_listening()
-        rest_s = self._looked_at_s + SHORTEST_REST_S - time.monotonic()
-        if rest_s > 0:
-            await asyncio.sleep(rest_s)
-        self._is_news.clear()
-        self._forget_events()
-        self._looked_at_s = time.monotonic()
+        gives_up_at_s = time.monotonic() + longest_s
+        while not self._look_is_asked and not self._watch_again() and time.monotonic() < gives_up_at_s:
+            wakes_at_s = min([gives_up_at_s, *(due_s for due_s, _ in self._resting)])
+            await self._sleep(wakes_at_s - time.monotonic())
+        self._look_is_asked = False
 
     def close(self) -> None:
         """Let go of the kernel's queue; `wait` is a poll from here on."""
-        self._stop_listening()
-        self._watches.clear()
+        self._watched.clear()
+        self._resting.clear()
         if self._descriptor is not None:
+            self._stop_listening()
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _watch(self, watched: _Watched) -> bool:
+        if self._descriptor is None:
+            return False
+        watched.watched_since_s = time.monotonic()
+        watch = self._libc.inotify_add_watch(
+            self._descriptor, os.fsencode(watched.path), _IN_MODIFY | _IN_ONESHOT
+        )
+        if watch >= 0:
+            self._watched[watch] = watched
+        return bool(watch >= 0)
+
+    def _watch_again(self) -> bool:
+        """Watch what has rested, before it is looked at; whether there was any."""
+        now_s = time.monotonic()
+        for watched in self._written():
+            self._resting.append((max(now_s, watched.watched_since_s + watched.rest_s), watched))
+        due = [watched for due_s, watched in self._resting if due_s <= now_s]
+        self._resting = [entry for entry in self._resting if entry[0] > now_s]
+        for watched in due:
+            # Not of a file that the trial has removed: the slow look is enough for that.
+            self._watch(watched)
+        return bool(due)
+
+    def _written(self) -> list[_Watched]:
+        """What was written to since it was watched, and is not watched any more."""
+        events = b""
+        if self._descriptor is not None:
+            with contextlib.suppress(BlockingIOError):
+                events = os.read(self._descriptor, _READ_BYTES)
+        ended = [watch for watch, mask, _, _ in _EVENT.iter_unpack(events) if mask & _IN_IGNORED]
+        return [self._watched.pop(watch) for watch in ended if watch in self._watched]
+
+    async def _sleep(self, longest_s: float) -> None:
+        """Until the kernel has news, or somebody wakes it."""
+        self._woken.clear()
+        if self._descriptor is not None:
+            asyncio.get_running_loop().add_reader(self._descriptor, self._hear)
+        try:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), max(longest_s, 0.0))
+        finally:
+            self._stop_listening()
 
     def _hear(self) -> None:
         # Not read yet, so it would be told again and again.
         self._stop_listening()
-        self._is_news.set()
+        self._woken.set()
 
     def _stop_listening(self) -> None:
         if self._descriptor is not None:
             # No loop, no listener.
             with contextlib.suppress(RuntimeError):
                 asyncio.get_running_loop().remove_reader(self._descriptor)
-
-    def _forget_events(self) -> None:
-        if self._descriptor is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.readv(self._descriptor, [self._events])

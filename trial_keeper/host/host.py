@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,9 @@ from trial_keeper.core.events import (
     ManagerMoved,
     OpenLink,
     OutOfMemory,
+    PrepareTrial,
     RecordExit,
+    ReleaseAttempt,
     Send,
     SendChunk,
     SignalReceived,
@@ -30,61 +34,82 @@ from trial_keeper.core.events import (
     StreamsGrew,
     TimePassed,
     TrialAssigned,
+    TrialCleared,
     TrialExited,
     TrialSpawned,
+    TrialUnprepared,
 )
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
-from trial_keeper.host.attempt_files import Tail, not_writable
+from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial
 from trial_keeper.host.cgroups import MemoryCgroup
 from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
 from trial_keeper.host.guard import Guard
+from trial_keeper.host.mount import with_code
 from trial_keeper.host.process import TrialProcess, adopt_orphans
 from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageWatch
-from trial_keeper.settings import KeeperSettings
+from trial_keeper.host.warm_starts import WarmStarts
+from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, Usage
 from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, exit_to_bytes, replace_file
 
 if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
 
+# A trial that floods one of its files costs this many looks at most; a person who reads a log along does not notice.
+_METRICS_REST_S = 0.01
+_LOGS_REST_S = 0.1
 # While a stop is under way only: nobody tells when the last process of a group has ended.
 _GROUP_LOOK_S = 0.05
+# Without a trial nothing grows; whatever brings one says so.
+_IDLE_LOOK_S = 3600.0
 _MANAGER_LOOK_S = 1.0
 _MESSAGE_BYTES = 4096
+_NAMES_SHOWN = 5
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What this process holds of an attempt until it is closed."""
+
+    key: AttemptKey
+    trial: TrialDocument
+    folder: AttemptFolder
+    tail: Tail = field(init=False)
+    sizes: Offsets = field(default_factory=dict)
+    oom_kills: int = 0
+    in_tmp: frozenset[str] = frozenset()
+    usage: UsageWatch | None = None
+
+    def __post_init__(self) -> None:
+        self.tail = Tail(self.folder, tuple(Stream))
 
 
 class Host:
     """One keeper process around one `Keeper`.
 
-    The trial is started by `begin`, before asyncio and gRPC are even imported: a job without reuse needs nobody's word to start.
+    A job without reuse needs nobody's word to start: its trial is started by `begin`, before asyncio and gRPC are even imported.
     """
 
-    def __init__(
-        self,
-        settings: KeeperSettings,
-        workspace: Workspace,
-        trial: TrialDocument,
-        key: AttemptKey,
-        folder: AttemptFolder,
-    ) -> None:
+    def __init__(self, settings: KeeperSettings, workspace: Workspace, task: str) -> None:
         # Before any thread runs. Process 1 needs none: all of its namespace ends with it.
         self._guard = Guard() if os.getpid() != 1 else None
         self._settings = settings
         self._workspace = workspace
-        self._trial = trial
-        self._key = key
-        self._folder = folder
-        self._keeper = Keeper(settings)
-        self._tail = Tail(folder, tuple(Stream))
-        self._news = FileNews()
+        self._task = task
+        self._keeper = Keeper(settings, time.monotonic())
+        self._attempts: dict[AttemptKey, _Attempt] = {}
+        self._current: _Attempt | None = None
         self._process: TrialProcess | None = None
+        self._news = FileNews()
         self._memory = MemoryCgroup.own()
-        self._oom_kills = 0
-        self._stdout = Relay(1, folder.stream(Stream.STDOUT)) if settings.relay_output else None
-        self._stderr = Relay(2, folder.stream(Stream.STDERR) if settings.relay_output else None)
+        self._stdout = Relay(1) if settings.relay_output else None
+        self._stderr = Relay(2)
+        self._warm: WarmStarts | None = None
+        if settings.warm_imports and settings.is_reused:
+            self._warm = WarmStarts(settings.warm_imports, self._common_environ(), self._say)
         self._link: ManagerLink | None = None
         self._waiting_for_loop: list[Effect] = []
         self._early_signals: list[int] = []
@@ -92,22 +117,24 @@ class Host:
         self._failure: Exception | None = None
         self._done = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._sizes: Offsets = {}
-
-    def begin(self) -> None:
-        """Start the trial."""
         adopt_orphans()
         for number in STOP_SIGNALS:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
-        self._handle(TrialAssigned(self._key))
+
+    def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
+        """Start the one trial of a job without reuse."""
+        self._attempts[key] = _Attempt(key, trial, folder)
+        self._handle(TrialAssigned(key))
 
     async def run(self) -> int:
-        """Go on until the keeper decides to end; its exit code. Whatever is raised, the trial is gone afterwards."""
+        """Go on until the keeper decides to end; its exit code. Whatever is raised, no trial is left afterwards."""
         try:
             return await self._run()
         finally:
             if self._process is not None:
                 self._process.signal(kill=True)
+            if self._warm is not None:
+                self._warm.close()
 
     async def _run(self) -> int:
         # gRPC takes 80 ms to import, while the trial already runs.
@@ -115,33 +142,29 @@ class Host:
 
         loop = asyncio.get_running_loop()
         self._link = ManagerLink(self._workspace, self._settings, self._handle)
-        loop.add_signal_handler(signal.SIGCHLD, self._look_at_process)
+        self._link.pace_logs(are_paced=self._process is not None)
+        loop.add_signal_handler(signal.SIGCHLD, self._note_ended_child)
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._handle, SignalReceived(number))
         for early in self._early_signals:
             self._handle(SignalReceived(early))
         deferred, self._waiting_for_loop = self._waiting_for_loop, []
         self._perform(deferred)
+        self._watch_usage()
         self._look_at_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
-        usage = UsageWatch(
-            self._key,
-            self._folder.path,
-            self._trial.gpu_indices,
-            lambda seen: loop.call_soon_threadsafe(self._tell_usage, seen),
-        )
-        self._set_timer()
+        self._handle(TimePassed())
         try:
             await self._done.wait()
         finally:
-            usage.stop()
             for watcher in watchers:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
             await self._link.close()
             relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
             await asyncio.gather(*(loop.run_in_executor(None, relay.finish) for relay in relays))
-            self._tail.close()
+            for attempt in list(self._attempts.values()):
+                self._release(attempt.key)
             self._news.close()
         if self._failure is not None:
             raise self._failure
@@ -169,57 +192,81 @@ class Host:
             delay_s = max(deadline_s - time.monotonic(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, TimePassed())
 
+    def _note_ended_child(self) -> None:
+        self._look_at_process()
+        if self._process is not None and self._process.ends_silently:
+            self._news.look_now()  # from now on every moment
+
     def _look_at_process(self) -> None:
-        status = self._process.poll() if self._process is not None else None
-        if self._process is None or status is None:
+        process, attempt = self._process, self._current
+        status = process.poll() if process is not None else None
+        if process is None or attempt is None or status is None:
             return
-        leftovers = self._process.leftovers()
-        self._process = None
+        leftovers = tuple(f"{leftover.pid} ({leftover.command})" for leftover in process.leftovers())
+        self._process = self._current = None
+        if attempt.usage is not None:
+            attempt.usage.stop()
+        for stream in self._watched_streams:
+            self._news.remove(attempt.folder.stream(stream))
         self._news.look_now()
+        self._opened_link().pace_logs(are_paced=False)
         if self._guard is not None:
             self._guard.rest()
+        in_tmp = self._names_in_tmp() - attempt.in_tmp
+        if leftovers or in_tmp:
+            self._handle(TrialCleared(attempt.key, leftovers, _listed(in_tmp)))
         self._handle(
             TrialExited(
-                self._key,
+                attempt.key,
                 time.time(),
                 exit_code=status if status >= 0 else None,
                 signal=-status if status < 0 else None,
-                sizes=self._tail.sizes(self._settings.streams),
-                stderr_tail=self._tail.last_text(Stream.STDERR, _MESSAGE_BYTES),
-                out_of_memory=self._memory_shortage(),
-                leftovers=tuple(f"{leftover.pid} ({leftover.command})" for leftover in leftovers),
+                sizes=attempt.tail.sizes(self._settings.streams),
+                stderr_tail=attempt.tail.last_text(Stream.STDERR, _MESSAGE_BYTES),
+                out_of_memory=self._memory_shortage(attempt),
             )
         )
 
-    def _memory_shortage(self) -> OutOfMemory | None:
+    def _memory_shortage(self, attempt: _Attempt) -> OutOfMemory | None:
         memory = self._memory
-        if memory is None or memory.oom_kills() == self._oom_kills:
+        if memory is None or memory.oom_kills() == attempt.oom_kills:
             return None
         return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
 
-    async def _watch_files(self) -> None:
-        relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
+    def _names_in_tmp(self) -> frozenset[str]:
+        """What lies in the temporary folder, where the next trial of the job could find it."""
+        with contextlib.suppress(OSError):
+            return frozenset(os.listdir(tempfile.gettempdir())) if self._settings.is_reused else frozenset()
+        return frozenset()
+
+    @property
+    def _watched_streams(self) -> set[Stream]:
         relayed = (Stream.STDOUT, Stream.STDERR) if self._settings.relay_output else ()
-        for stream in {*self._settings.streams, *relayed}:
-            self._news.add(self._folder.stream(stream))
-        while self._process is not None:
-            sizes = self._tail.sizes(self._settings.streams)
-            grew = sizes != self._sizes
-            if grew:
-                self._sizes = sizes
-                self._handle(StreamsGrew(self._key, sizes))
+        return {*self._settings.streams, *relayed}
+
+    async def _watch_files(self) -> None:
+        relays = (self._stdout, self._stderr) if self._settings.relay_output else ()
+        # Not `while True`: before Python 3.12 `wait_for` may swallow a cancellation that comes with the news of the end.
+        while not self._done.is_set():
+            grew, longest_s, attempt = False, _IDLE_LOOK_S, self._current
+            if attempt is not None:
+                sizes = attempt.tail.sizes(self._settings.streams)
+                grew = sizes != attempt.sizes
+                if grew:
+                    attempt.sizes = sizes
+                    self._handle(StreamsGrew(attempt.key, sizes))
+                # The last process of a group need not be a child of this one, so its end comes without a signal.
+                is_silent = self._process is not None and self._process.ends_silently
+                longest_s = _GROUP_LOOK_S if is_silent else SLOW_LOOK_S
             for relay in relays:
-                relay.look()
-            # The last process of a group need not be a child of this one, so its end comes without a signal.
-            await self._news.wait(
-                grew=grew, longest_s=_GROUP_LOOK_S if self._process.ends_silently else SLOW_LOOK_S
-            )
+                if relay is not None:
+                    relay.look()
+            await self._news.wait(grew=grew, longest_s=longest_s)
             self._look_at_process()
-        for relay in relays:
-            relay.look()
 
     def _tell_usage(self, usage: Usage) -> None:
-        if self._keeper.link.is_up and self._process is not None:
+        is_current = self._current is not None and self._current.key == usage.key
+        if self._keeper.link.is_up and is_current:
             self._opened_link().send(usage)
 
     async def _watch_manager(self) -> None:
@@ -250,40 +297,104 @@ class Host:
                     self._opened_link().send(effect.message)
                 case OpenLink():
                     self._open_link(effect)
+                case PrepareTrial():
+                    self._prepare(effect.trial_id)
                 case SpawnTrial():
-                    self._spawn()
+                    self._spawn(self._attempts[effect.key])
                 case SignalTrial():
                     if self._process is not None:
                         self._process.signal(kill=effect.kill)
                         self._news.look_now()
                 case RecordExit():
-                    self._writing(partial(replace_file, self._folder.exit_json, exit_to_bytes(effect.ended)))
+                    path = self._workspace.attempt(effect.ended.key).exit_json
+                    self._writing(partial(replace_file, path, exit_to_bytes(effect.ended)))
+                case ReleaseAttempt():
+                    self._release(effect.key)
                 case LogDecision():
                     self._log(effect)
                 case Exit():
                     self._exit_code = effect.code
                     self._done.set()
 
-    def _spawn(self) -> None:
-        self._oom_kills = self._memory.oom_kills() if self._memory is not None else 0
-        if self._guard is not None:
-            self._guard.watch(str(self._folder.path))
+    def _prepare(self, trial_id: str) -> None:
+        key = AttemptKey(trial_id, 0, self._task)
         try:
-            self._process = TrialProcess.started(
-                self._trial.command,
-                self._trial.code_dir,
-                trial_environ(
-                    os.environ, self._settings.experiment_id, self._trial, self._folder, self._workspace
-                ),
-                self._folder.stream(Stream.STDOUT),
-                self._folder.stream(Stream.STDERR),
-            )
+            trial = read_trial(self._workspace, trial_id)
+            key, folder = claim_attempt(self._workspace, trial_id, self._task)
+            trial = with_code(self._workspace, trial, folder)
         except KeeperError as error:
-            self._handle(SpawnFailed(self._key, time.time(), error.exit_code, str(error)))
+            self._handle(TrialUnprepared(key, time.time(), error.exit_code, str(error)))
+            return
+        self._attempts[key] = _Attempt(key, trial, folder)
+        self._handle(TrialAssigned(key))
+
+    def _spawn(self, attempt: _Attempt) -> None:
+        trial, folder = attempt.trial, attempt.folder
+        attempt.oom_kills = self._memory.oom_kills() if self._memory is not None else 0
+        attempt.in_tmp = self._names_in_tmp()
+        environ = trial_environ(os.environ, self._settings.experiment_id, trial, folder, self._workspace)
+        stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
+        if self._guard is not None:
+            self._guard.watch(str(folder.path))
+        spared: tuple[int, ...] = ()
+        warm_pid: int | None = None
+        if self._warm is not None:
+            self._warm.prepare(trial.command)
+            spared, warm_pid = self._warm.spared, self._warm.start(trial, folder, environ)
+        try:
+            if warm_pid is not None:
+                self._process = TrialProcess.of(warm_pid, spared, sys_dir=str(folder.path))
+            else:
+                self._process = TrialProcess.started(
+                    trial.command, trial.code_dir, environ, stdout, stderr, spared
+                )
+        except KeeperError as error:
+            self._handle(SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
         if self._guard is not None:
-            self._guard.watch(str(self._folder.path), self._process.pid)
-        self._handle(TrialSpawned(self._key, time.time()))
+            self._guard.watch(str(folder.path), self._process.pid)
+        self._current = attempt
+        if self._settings.relay_output:
+            for relay, path in ((self._stdout, stdout), (self._stderr, stderr)):
+                if relay is not None:
+                    relay.follow(path)
+        for stream in self._watched_streams:
+            rest_s = _METRICS_REST_S if stream is Stream.METRICS else _LOGS_REST_S
+            self._news.add(folder.stream(stream), rest_s=rest_s)
+        self._news.look_now()
+        if self._link is not None:
+            self._link.pace_logs(are_paced=True)
+        how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
+        self._handle(TrialSpawned(attempt.key, time.time(), how))
+        self._watch_usage()
+
+    def _watch_usage(self) -> None:
+        """Once there is a loop to tell."""
+        attempt = self._current
+        if self._link is None or attempt is None or attempt.usage is not None:
+            return
+        loop = asyncio.get_running_loop()
+        attempt.usage = UsageWatch(
+            attempt.key,
+            attempt.folder.path,
+            attempt.trial.gpu_indices,
+            self._warm.spared if self._warm is not None else (),
+            lambda seen: loop.call_soon_threadsafe(self._tell_usage, seen),
+        )
+
+    def _release(self, key: AttemptKey) -> None:
+        attempt = self._attempts.pop(key, None)
+        if attempt is not None:
+            attempt.tail.close()
+            if attempt.usage is not None:
+                attempt.usage.stop()
+
+    def _common_environ(self) -> dict[str, str]:
+        """What the trials of this job have in common of their environment."""
+        nothing = TrialDocument("", 0, "", "")
+        folder = AttemptFolder(self._workspace.root)
+        whole = trial_environ(os.environ, self._settings.experiment_id, nothing, folder, self._workspace)
+        return without_settings(os.environ) | {"PYTHONPATH": whole["PYTHONPATH"]}
 
     def _opened_link(self) -> "ManagerLink":
         if self._link is None:
@@ -296,19 +407,17 @@ class Host:
             return
         settings = self._settings
         self._link.open(
-            Hello(
-                __version__, settings.experiment_id, settings.job_id, self._key.task, attempts=effect.attempts
-            )
+            Hello(__version__, settings.experiment_id, settings.job_id, self._task, attempts=effect.attempts)
         )
 
     def _send_chunk(self, effect: SendChunk) -> None:
-        chunk = effect.chunk
-        if not self._keeper.is_due(effect):
+        chunk, attempt = effect.chunk, self._attempts.get(effect.key)
+        if attempt is None or not self._keeper.is_due(effect):
             return  # an earlier chunk of the same round could not be read
-        data = self._tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
+        data = attempt.tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
         if len(data) == chunk.size_bytes:
             self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
-        elif (size := self._tail.cut_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
+        elif (size := attempt.tail.cut_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
             self._handle(StreamCut(effect.key, chunk.stream, chunk.offset, size))
         else:
             # What follows would leave a hole: begin again from what the manager has.
@@ -317,11 +426,16 @@ class Host:
                 "the shared storage fails; check it"
             )
 
+    def _say(self, text: str) -> None:
+        self._log(LogDecision(None, text))
+
     def _log(self, effect: LogDecision) -> None:
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{self._key}] {effect.text}\n"
+        attempt = self._current if effect.key is None else self._attempts.get(effect.key)
+        whose = self._settings.job_id if attempt is None else attempt.key
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
         self._stderr.say(line)
-        if effect.key is not None:
-            self._writing(partial(_append, self._folder.stream(Stream.KEEPER), line))
+        if effect.key is not None and attempt is not None:
+            self._writing(partial(_append, attempt.folder.stream(Stream.KEEPER), line))
 
     def _writing(self, write: Callable[[], None]) -> None:
         """A full disk ends no keeper: what cannot be written is still told over the link."""
@@ -334,3 +448,9 @@ class Host:
 def _append(path: os.PathLike[str], line: str) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write(line)
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = len(known) - _NAMES_SHOWN
+    return ", ".join(known[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

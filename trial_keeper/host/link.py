@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
@@ -11,7 +12,7 @@ import grpc.aio
 from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
-from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, RunTrial, Stream, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -28,6 +29,11 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
+# While a trial runs. 1 MB of logs costs keeper and manager 20 ms of CPU, with both on a machine of two cores: what a trial may
+# write (1 GB/s) cannot be sent along without halving that, and at this rate it loses 2 %. Nobody reads 60,000 lines a second.
+LOG_BYTES_PER_S = 5e6
+# Few large bursts need half the CPU of many small ones, and a log that is no flood never rests.
+LOG_BURST_BYTES = 512 * 1024
 # What another try with the same manager cannot mend.
 _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -42,26 +48,53 @@ _REFUSALS = (
 class _Outgoing:
     """What one stream has still to send, in two lanes: messages and metrics, then logs. Order inside a lane is kept.
 
-    The end of an attempt may so overtake its last log chunks; the manager waits for the sizes that it names.
+    The end of an attempt may so overtake its last log chunks; the manager waits for the sizes that it names. The lane of logs
+    moves in bursts: after `LOG_BURST_BYTES` it rests, as long as logs are paced, until their rate is down to what it may be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, logs_are_paced: Callable[[], bool]) -> None:
+        self._logs_are_paced = logs_are_paced
         self._urgent: deque[KeeperMessage] = deque()
-        self._logs: deque[KeeperMessage] = deque()
+        self._logs: deque[Chunk] = deque()
         self._has_news = asyncio.Event()
+        self._burst_began_s = 0.0
+        self._burst_bytes = 0
 
     def put(self, message: KeeperMessage) -> None:
         """Queue a message. The queue is as short as the replication windows are small."""
-        is_log = isinstance(message, Chunk) and message.stream is not Stream.METRICS
-        (self._logs if is_log else self._urgent).append(message)
+        if isinstance(message, Chunk) and message.stream is not Stream.METRICS:
+            self._logs.append(message)
+        else:
+            self._urgent.append(message)
+        self._has_news.set()
+
+    def look(self) -> None:
+        """Let one that takes see whether logs are still paced."""
         self._has_news.set()
 
     async def take(self) -> KeeperMessage:
         """The next message, once there is one. Nothing is lost when the caller is cancelled."""
-        while not (lane := self._urgent or self._logs):
+        while not self._urgent:
+            rest_s = self._rest_s()
+            if self._logs and rest_s <= 0:
+                return self._take_log()
             self._has_news.clear()
-            await self._has_news.wait()
-        return lane.popleft()
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), rest_s if self._logs else None)
+        return self._urgent.popleft()
+
+    def _rest_s(self) -> float:
+        if self._burst_bytes < LOG_BURST_BYTES or not self._logs_are_paced():
+            return 0.0
+        return self._burst_began_s + self._burst_bytes / LOG_BYTES_PER_S - time.monotonic()
+
+    def _take_log(self) -> Chunk:
+        now_s = time.monotonic()
+        if now_s >= self._burst_began_s + self._burst_bytes / LOG_BYTES_PER_S:
+            self._burst_began_s, self._burst_bytes = now_s, 0
+        chunk = self._logs.popleft()
+        self._burst_bytes += len(chunk.data)
+        return chunk
 
 
 class ManagerLink:
@@ -71,16 +104,22 @@ class ManagerLink:
         self._workspace = workspace
         self._settings = settings
         self._post = post
-        self._outgoing = _Outgoing()
+        self._logs_are_paced = False
+        self._outgoing = self._new_outgoing()
         self._task: asyncio.Task[None] | None = None
         self._tries = 0
+
+    def pace_logs(self, *, are_paced: bool) -> None:
+        """Whether logs go no faster than a running trial can spare, or as fast as they can: nothing runs that it could cost."""
+        self._logs_are_paced = are_paced
+        self._outgoing.look()
 
     def open(self, hello: Hello) -> None:
         """Connect in the background; a try that is still under way is given up."""
         if self._task is not None:
             self._task.cancel()
         # A stream keeps the queue it began with: one that is dying must neither take from its successor nor speak for it.
-        self._outgoing = _Outgoing()
+        self._outgoing = self._new_outgoing()
         self._outgoing.put(hello)
         self._task = asyncio.get_running_loop().create_task(self._run(self._outgoing))
 
@@ -92,7 +131,7 @@ class ManagerLink:
         """Let go of the stream that is up, without waiting for its end."""
         if self._task is not None:
             self._task.cancel()
-        self._outgoing = _Outgoing()
+        self._outgoing = self._new_outgoing()
         self._post(LinkLost(cause))
 
     async def close(self) -> None:
@@ -101,6 +140,9 @@ class ManagerLink:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    def _new_outgoing(self) -> _Outgoing:
+        return _Outgoing(lambda: self._logs_are_paced)
 
     async def _run(self, outgoing: _Outgoing) -> None:
         self._post_of(outgoing, await self._outcome(outgoing))
@@ -142,8 +184,6 @@ class ManagerLink:
             match message:
                 case Welcome():
                     self._post_of(outgoing, LinkOpened(message))
-                case RunTrial():
-                    raise MessageInvalid("cannot take another trial: this job runs one trial and ends")
                 case _:
                     self._post_of(outgoing, message)
             response = await call.read()

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from trial_keeper.errors import CodeDamaged, MountMissing, MountUnreadable, WorkspaceMissing
 from trial_keeper.host.attempt_files import not_readable, not_writable, open_shared
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
+from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, is_safe_name
 
 # Storage that is mounted at all is mounted by then; whoever waits longer is told what for.
 _SAYS_AFTER_S = 5.0
@@ -60,7 +60,9 @@ def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callab
     problem: Exception = MountUnreadable(
         f"cannot read {mount}: the shared storage does not answer; check its server and the network to it"
     )
-    threading.Thread(target=look, name="mount", daemon=True).start()
+    # A daemon: what hangs is left hanging.
+    looker = threading.Thread(target=look, name="mount", daemon=True)
+    looker.start()
     try:
         while (now_s := time.monotonic()) < gives_up_at_s:
             says_at_s = began_at_s + says_after_s
@@ -74,6 +76,7 @@ def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callab
             except queue.Empty:
                 continue
             if seen is None:
+                looker.join()  # the keeper forks soon
                 return
             if not isinstance(seen, _MAY_COME):
                 raise seen
@@ -127,6 +130,15 @@ def _why_missing(mount: Path, workspace: Workspace) -> str:
         f"{beginning}: {mount} holds only {shown}; mount the storage that the manager has at nniManagerNFSMountPath, "
         "unless the experiment was deleted"
     )
+
+
+def written_folder(workspace: Workspace, trial_id: str) -> Path:
+    """Where the keeper of a trial makes its first folder; others may write nowhere else."""
+    folders = [workspace.trials]
+    if is_safe_name(trial_id):
+        trial = workspace.trial(trial_id)
+        folders = [trial.attempts, trial.path, workspace.trials]
+    return next(filter(os.path.isdir, folders), workspace.root)
 
 
 def check_writing(folder: Path) -> int:

@@ -74,7 +74,6 @@ class TrialProcess:
         self._is_over = False
         self._gives_up_at_s: float | None = None
         self._left: list[int] = []
-        _raise_oom_score(pid)
         self._cgroup = TrialCgroup.around(pid)
 
     @classmethod
@@ -95,7 +94,8 @@ class TrialProcess:
             CommandNotStarted: there is no bash, the code folder cannot be entered, or no system takes such a command.
         """
         bystanders = _all_pids()
-        popen = _popen(command, code_dir, environ, stdout, stderr)
+        with _raised_oom_score():
+            popen = _popen(command, code_dir, environ, stdout, stderr)
         trial = cls(popen.pid, environ.get(MARKER), spared, bystanders)
         trial._popen = popen
         return trial
@@ -106,6 +106,9 @@ class TrialProcess:
 
         `sys_dir` is its attempt's folder, which its own environment in /proc need not show, but that of what it starts does.
         """
+        own = _oom_score()
+        if own is not None:
+            _set_oom_score(str(pid), min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
         return cls(pid, sys_dir, spared, _all_pids())
 
     def poll(self) -> int | None:
@@ -184,6 +187,7 @@ class TrialProcess:
         killed: set[int] = set()
         while True:
             if self._cgroup is not None:
+                killed.update(self._cgroup.pids())
                 self._cgroup.kill()
             self._reap()
             self._left = self._living()
@@ -342,14 +346,32 @@ def _all_pids() -> frozenset[int]:
     return frozenset(int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
-def _raise_oom_score(pid: int) -> None:
-    """Have the kernel end this process, and what it starts, before the one that watches it."""
-    # Where /proc is read-only, or the process is gone, it goes without.
-    with contextlib.suppress(OSError):
-        with open("/proc/self/oom_score_adj") as file:
-            score = min(int(file.read()) + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE)
-        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
-            file.write(str(score))
+@contextlib.contextmanager
+def _raised_oom_score() -> Iterator[None]:
+    """Have the kernel end what is started meanwhile, and what that starts, before the one that watches it.
+
+    The child inherits it: a moment later it may have children of its own that do not.
+    """
+    own = _oom_score()
+    if own is not None:
+        _set_oom_score("self", min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
+    try:
+        yield
+    finally:
+        if own is not None:
+            _set_oom_score("self", own)
+
+
+def _oom_score() -> int | None:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj") as file:
+        return int(file.read())
+    return None
+
+
+def _set_oom_score(process: str, score: int) -> None:
+    # Where /proc is read-only, or the process is gone, it goes without. To lower a score to what it was is always allowed.
+    with contextlib.suppress(OSError), open(f"/proc/{process}/oom_score_adj", "w") as file:
+        file.write(str(score))
 
 
 def _popen(

@@ -4,6 +4,7 @@ import contextlib
 import os
 import queue
 import threading
+from collections import deque
 from pathlib import Path
 
 _COPY_BYTES = 64 * 1024
@@ -14,20 +15,25 @@ _LONGEST_DRAIN_S = 5.0
 class Relay:
     """The only writer of one descriptor: a thread, so that a full pipe stops the relay and nothing else.
 
-    It copies a file, as far as that has grown whenever it is told to look, and writes lines in between. When nobody reads any
-    more, or the disk under the descriptor is full, it ends: the workspace has it all the same.
+    It copies files, one after another, as far as they have grown whenever it is told to look, and writes lines in between. When
+    nobody reads any more, or the disk under the descriptor is full, it ends: the workspace has it all the same.
     """
 
-    def __init__(self, target: int, source: Path | None = None) -> None:
-        """`target`: the descriptor. `source`: the file to copy, which exists; None for lines only."""
+    def __init__(self, target: int) -> None:
+        """`target`: the descriptor."""
         self._target = target
-        self._source = None if source is None else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        self._sources: deque[int] = deque()
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._has_news = threading.Event()
         self._has_news.set()  # what the file has already
         self._no_more_comes = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"relay {target}", daemon=True)
         self._thread.start()
+
+    def follow(self, source: Path) -> None:
+        """Copy this file from now on; it exists. The one before is copied to its end first, and grows no more."""
+        self._sources.append(os.open(source, os.O_RDONLY | os.O_CLOEXEC))
+        self._has_news.set()
 
     def say(self, line: str) -> None:
         """Write a line. Returns at once."""
@@ -56,9 +62,13 @@ class Relay:
                     _write_all(self._target, self._lines.get())
 
     def _copy(self) -> None:
-        if self._source is not None:
-            while data := os.read(self._source, _COPY_BYTES):
+        while self._sources:
+            has_successor = len(self._sources) > 1
+            while data := os.read(self._sources[0], _COPY_BYTES):
                 _write_all(self._target, data)
+            if not has_successor:
+                return
+            os.close(self._sources.popleft())
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

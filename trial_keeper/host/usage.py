@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,15 +98,23 @@ def size_on_disk(folder: Path) -> int:
 class UsageSampler:
     """Looks at everything below this process, the GPUs of the trial and the attempt's folder."""
 
-    def __init__(self, key: AttemptKey, folder: Path, gpu_indices: tuple[int, ...] | None) -> None:
+    def __init__(
+        self,
+        key: AttemptKey,
+        folder: Path,
+        gpu_indices: tuple[int, ...] | None,
+        spared: Collection[int] = (),
+    ) -> None:
+        """`spared` are children of this process that are no trial's."""
         self._key = key
         self._folder = folder
+        self._spared = spared
         self._gpu_indices = gpu_indices
         self._gpus: Gpus | None = None
         with contextlib.suppress(GpusUnseen):
             self._gpus = Gpus() if gpu_indices != () else None
         self._last_look_s = time.monotonic()
-        self._last_cpu_s = self._cpu_s(descendants(all_processes(), os.getpid()))
+        self._last_cpu_s = self._cpu_s(self._processes())
         self._disk_bytes = 0
         self._next_walk_s = 0.0
         self.rest_s = FIRST_AFTER_S
@@ -115,7 +123,7 @@ class UsageSampler:
     def look(self) -> Usage:
         """What is used now; CPU since the last look."""
         began_s = time.thread_time()
-        processes = descendants(all_processes(), os.getpid())
+        processes = self._processes()
         cpu_s, now_s = self._cpu_s(processes), time.monotonic()
         # A process that lets the kernel reap its children takes their time with it.
         used_s = max(cpu_s - self._last_cpu_s, 0.0)
@@ -129,6 +137,12 @@ class UsageSampler:
             self._disk(now_s),
             self._gpu_usage(),
         )
+
+    def _processes(self) -> list[ProcessStat]:
+        found = all_processes()
+        for pid in self._spared:
+            found.pop(pid, None)
+        return descendants(found, os.getpid())
 
     def _cpu_s(self, processes: list[ProcessStat]) -> float:
         times = os.times()
@@ -153,9 +167,10 @@ class UsageWatch:
         key: AttemptKey,
         folder: Path,
         gpu_indices: tuple[int, ...] | None,
+        spared: Collection[int],
         tell: Callable[[Usage], object],
     ) -> None:
-        self._sampled = (key, folder, gpu_indices)
+        self._sampled = (key, folder, gpu_indices, spared)
         self._tell = tell
         self._stopped = threading.Event()
         # A daemon: storage that hangs must not keep the keeper from ending.

@@ -49,6 +49,19 @@ class LocalConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ReuseConfig:
+    """Whether a job runs many trials in turn, and when it leaves.
+
+    `max_trials` 0 means as many as there are. `warm_imports` are modules that trials of a job find imported already.
+    """
+
+    is_on: bool = False
+    idle_timeout_s: float = 600.0
+    max_trials: int = 0
+    warm_imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ExperimentConfig:
     """One checked experiment. Paths are absolute; `code_dir` was a folder when the file was read.
 
@@ -77,6 +90,7 @@ class ExperimentConfig:
     debug: bool
     version_check: bool
     local: LocalConfig
+    reuse: ReuseConfig
     config_path: Path
     expansions: tuple[Expansion, ...] = ()
 
@@ -87,6 +101,7 @@ class ExperimentConfig:
         del fields["search_space"]
         fields["tuner"] = dataclasses.asdict(self.tuner)
         fields["local"] = dataclasses.asdict(self.local)
+        fields["reuse"] = dataclasses.asdict(self.reuse)
         fields["expansions"] = [dataclasses.asdict(expansion) for expansion in self.expansions]
         return json.dumps(fields, default=str)
 
@@ -100,12 +115,14 @@ class ExperimentConfig:
         try:
             fields = json.loads(text)
             gpu_indices = fields["local"]["gpu_indices"]
+            reuse = fields.get("reuse", {})  # absent from what the first format of the store has
             fields |= {
                 "search_space": parse_search_space(fields["search_space_raw"]),
                 "tuner": TunerConfig(**fields["tuner"]),
                 "local": LocalConfig(
                     **fields["local"] | {"gpu_indices": None if gpu_indices is None else tuple(gpu_indices)}
                 ),
+                "reuse": ReuseConfig(**reuse | {"warm_imports": tuple(reuse.get("warm_imports", ()))}),
                 "expansions": tuple(
                     Expansion(each["key"], each["written"], Path(each["absolute"]))
                     for each in fields["expansions"]

@@ -10,7 +10,7 @@ from typing import Any
 from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.mistakes import ConfigInvalid, Mistake, shown
-from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, TunerConfig
+from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, ReuseConfig, TunerConfig
 from nni_manager.config.schema import check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.v1 import PLATFORM_KEYS, ExperimentV1, LocalConfigV1
@@ -53,6 +53,7 @@ class _Reading:
         search_space_raw, search_space = self._search_space()
         code_dir = self._code_dir()
         log_dir = self._log_dir()
+        self._refuse_reuse_keys_without_reuse()
         if self.mistakes:
             raise ConfigInvalid(
                 sorted(self.mistakes, key=lambda each: (each.file != str(self.path), each.line or 0))
@@ -92,8 +93,29 @@ class _Reading:
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
             local=LocalConfig(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
+            reuse=self._reuse(file, local.reuse),
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
+        )
+
+    def _refuse_reuse_keys_without_reuse(self) -> None:
+        local = self.raw.get("localConfig")
+        if isinstance(local, Mapping) and local.get("reuse") is True:
+            return
+        for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
+            if self.raw.get(key):
+                self._refuse(
+                    (key,), f"cannot use {key}: only a job that runs many trials in turn has a use for it; "
+                    "write localConfig: {reuse: true} as well, or remove it"
+                )  # fmt: skip
+
+    def _reuse(self, file: ExperimentV1, is_on: bool) -> ReuseConfig:
+        timeout_s = file.reuse_idle_timeout
+        return ReuseConfig(
+            is_on,
+            ReuseConfig().idle_timeout_s if timeout_s is None else timeout_s,
+            file.max_trials_per_job,
+            tuple(file.warm_imports),
         )
 
     def _refuse(self, path: tuple[str, ...], message: str) -> None:

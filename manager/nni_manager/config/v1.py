@@ -99,6 +99,7 @@ class LocalConfigV1(Schema):
     gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
     max_trial_num_per_gpu: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
     use_active_gpu: bool = must_be("true or false", "false", False)
+    reuse: bool = must_be("true or false", "true", False)
 
 
 class ExperimentV1(Schema):
@@ -131,6 +132,12 @@ class ExperimentV1(Schema):
     assessor: Any = None
     advisor: Any = None
     trial: TrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: .}')
+    # NNI has none of these three: its reuse mode leaves after 600 s, whatever the file says.
+    reuse_idle_timeout: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
+        "a whole number and one of s, m, h, d", "10m", None
+    )
+    max_trials_per_job: int = must_be("a whole number from 0 to 999999999", "0", 0, ge=0, le=999_999_999)
+    warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
     local_config: LocalConfigV1 | None = must_be("a mapping", "{maxTrialNumPerGpu: 1}", None)
 
     @field_validator("training_service_platform", mode="before")
@@ -150,6 +157,16 @@ class ExperimentV1(Schema):
     @classmethod
     def _is_ipv4(cls, text: str | None) -> str | None:
         return None if text is None else str(ipaddress.IPv4Address(text))
+
+    @field_validator("warm_imports")
+    @classmethod
+    def _are_modules(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise refusal(
+                    f"cannot use warmImports: {shown(name)} is not the name of a module; write names as after `import`"
+                )
+        return names
 
     @field_validator("use_annotation")
     @classmethod

@@ -1,9 +1,10 @@
 """The experiment: when to ask the tuner, when to submit, when it is over. Events in, effects out.
 
 Theory of operation. As long as the experiment runs it keeps `concurrency` trials alive: each free place becomes a question
-to the tuner, each answer a trial, each trial a job. A trial's place is free when the trial has its final state, which is when
-every byte it wrote is stored. Reaching a limit or an exhausted tuner ends the asking, not the trials; the experiment is
-DONE when the last of them is final. Nothing here looks at all trials, so the ten-thousandth costs what the tenth did.
+to the tuner, each answer a trial. Each trial is a job, or with reuse is given to a job that has nothing to do. A trial's place
+is free when the trial has its final state, which is when every byte it wrote is stored. Reaching a limit or an exhausted
+tuner ends the asking, not the trials; the experiment is DONE when the last of them is final. Nothing here looks at all
+trials, so the ten-thousandth costs what the tenth did.
 
 Times named `now_s` are monotonic; those inside events and trials are seconds since the epoch.
 """
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from nni_manager.domain.completion import Completion
+from nni_manager.domain.jobs import Job, Jobs, JobState
 from nni_manager.domain.metrics import reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
@@ -24,6 +27,8 @@ from trial_keeper.wire.reasons import ExitReason
 # What a person sees at a glance. Kept as the trials end, so that a look costs the same at any number of them.
 TOP_TRIALS = 10
 LATEST_FAILURES = 3
+
+STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
 
 
 class ExperimentState(str, Enum):
@@ -167,13 +172,33 @@ class AttemptDelivered:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialLost:
-    """The trial's job is gone, and the workspace does not tell how the trial ended."""
+class TaskReported:
+    """A task of an attempt has metrics to be stored."""
 
-    trial_id: str
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperIdle:
+    """The keeper of a task has no trial to run."""
+
+    job_id: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobGone:
+    """The job does not exist any more, and the workspace has told all it knows.
+
+    `reason` and `message` are for a trial that goes with it. `is_clean`: the job ended by itself, as one does that has been idle
+    for too long.
+    """
+
+    job_id: str
     reason: ExitReason
     message: str
     at_s: float
+    is_clean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +228,14 @@ class TrialStopAsked:
 
     trial_id: str
     reason: ExitReason
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentStopAsked:
     """Somebody wants the experiment to end."""
+
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +252,9 @@ Event = (
     | MetricsStored
     | AttemptEnded
     | AttemptDelivered
-    | TrialLost
+    | TaskReported
+    | KeeperIdle
+    | JobGone
     | JobSubmitted
     | KeeperMatched
     | UsageReported
@@ -264,15 +294,39 @@ class SaveExperiment:
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitTrial:
-    """Make the trial a job, once it is stored."""
+class SaveJob:
+    """Store the job as it is now."""
 
-    trial: Trial
+    job: Job
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class StopJob:
-    """End the job of a trial."""
+class SubmitJob:
+    """Ask the cluster for the job, once it is stored; `job.trial_id` is the trial it is made for, if it is for one."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class GiveTrial:
+    """Let the keepers of a job run a trial, once that is stored; only the keeper of `task` if there is one."""
+
+    job: Job
+    trial: Trial
+    task: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DismissJob:
+    """Let the job end: it gets no other trial."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTrial:
+    """End a trial that has a job; the reason is stored already."""
 
     trial: Trial
     reason: ExitReason
@@ -286,11 +340,31 @@ class CloseAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetTrial:
+    """Take nothing more of a trial that is lost, and tell keepers that still speak of it."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The experiment is over; nothing runs any more."""
 
 
-Effect = AskTuner | TellTuner | SaveTrial | SaveExperiment | SubmitTrial | StopJob | CloseAttempt | Finish
+Effect = (
+    AskTuner
+    | TellTuner
+    | SaveTrial
+    | SaveExperiment
+    | SaveJob
+    | SubmitJob
+    | GiveTrial
+    | DismissJob
+    | CancelTrial
+    | CloseAttempt
+    | ForgetTrial
+    | Finish
+)
 
 
 @dataclass(slots=True)
@@ -309,6 +383,8 @@ class Experiment:
     experiment_id: str
     limits: Limits
     maximize: bool
+    reuses_jobs: bool = False
+    completion: Completion = field(default_factory=Completion)
     state: ExperimentState = ExperimentState.INITIALIZED
     error: str = ""
     active_s: float = 0.0
@@ -322,6 +398,7 @@ class Experiment:
     """The last trial that succeeded without a number to learn from."""
     keeper_has_matched: bool = False
     silence: Silence = field(default_factory=Silence)
+    jobs: Jobs = field(default_factory=Jobs)
     _running_since_s: float | None = None
     _asked: int = 0
     _next_sequence_id: int = 0
@@ -351,13 +428,28 @@ class Experiment:
         return self.top[0] if self.top else None
 
     def restore(self, trials: Iterable[Trial]) -> None:
-        """Take over the trials of an earlier manager, before `Begun`."""
+        """Take over the trials of an earlier manager, before `Begun` and before its jobs."""
         for trial in trials:
             self.trials[trial.trial_id] = trial
             self.counts[trial.state] += 1
             self._live += not trial.state.is_final
             self._next_sequence_id = max(self._next_sequence_id, trial.sequence_id + 1)
             self._note_outcome(trial)
+            if not trial.state.is_final and not trial.job_id:
+                self.jobs.queue.append(trial.trial_id)
+
+    def restore_jobs(self, jobs: Iterable[Job], ended: Iterable[str]) -> None:
+        """Take over the jobs of an earlier manager that had not ended; those that had are known by their ids."""
+        for job_id in ended:
+            self.jobs.remember(job_id)
+        for job in jobs:
+            self.jobs.add(job)
+        for trial in self.trials.values():
+            if not trial.state.is_final and (given := self.jobs.live.get(trial.job_id)) is not None:
+                self.jobs.give(given, trial.trial_id)
+        if not self.reuses_jobs:
+            for job in self.jobs.spare:  # its trial is over: nothing is left for it to do
+                self.jobs.dismiss(job)
 
     # ---- events
 
@@ -371,7 +463,7 @@ class Experiment:
             case MetricsStored():
                 return self._note_metrics(event)
             case AttemptStarted():
-                return self._note_start(event)
+                return self._note_start(event, now_s)
             case AttemptEnded():
                 return self._note_end(event.ended)
             case AttemptDelivered():
@@ -384,8 +476,12 @@ class Experiment:
             case TunerFailed():
                 self._asked -= event.was_asked
                 return self._fail(event.message, now_s)
-            case TrialLost():
-                return self._note_loss(event, now_s)
+            case TaskReported():
+                return self._note_report(event.key)
+            case KeeperIdle():
+                return self._note_idle(event)
+            case JobGone():
+                return self._note_job_end(event, now_s)
             case UsageReported():
                 return self._note_usage(event.usage)
             case JobSubmitted():
@@ -394,11 +490,11 @@ class Experiment:
             case KeeperMatched():
                 self.keeper_has_matched = True
                 self.silence.broken(event.job_id)
-                return []
+                return self._note_heard(event.job_id)
             case TrialStopAsked():
-                return self._stop_trial(event.trial_id, event.reason)
+                return self._stop_trial(event.trial_id, event.reason, event.at_s, now_s)
             case ExperimentStopAsked():
-                return self._stop_all(now_s)
+                return self._stop_all(event.at_s, now_s)
             case Begun():
                 return self._begin(now_s)
             case TimePassed():
@@ -417,8 +513,8 @@ class Experiment:
             event.parameters,
             event.memo,
             event.at_s,
-            # One job per trial, so the trial's name serves both.
-            job_id=event.trial_id,
+            # Without reuse there is one job per trial, so the trial's name serves both.
+            job_id="" if self.reuses_jobs else event.trial_id,
         )
         self.trials[trial.trial_id] = trial
         self.counts[trial.state] += 1
@@ -429,29 +525,44 @@ class Experiment:
             return self._lose(
                 trial, ExitReason.STOPPED_BY_USER, "the experiment was stopped", event.at_s, now_s
             )
-        return [SaveTrial(trial), SubmitTrial(trial)]
+        if self.reuses_jobs:
+            self.jobs.queue.append(trial.trial_id)
+            return [SaveTrial(trial)]
+        job = self.jobs.add(Job(trial.job_id))
+        self.jobs.give(job, trial.trial_id)
+        return [SaveTrial(trial), SaveJob(job), SubmitJob(job)]
 
-    def _note_start(self, event: AttemptStarted) -> list[Effect]:
-        trial = self.trials[event.key.trial_id]
-        if trial.state.is_final or not trial.counts(event.key):
+    def _note_start(self, event: AttemptStarted, now_s: float) -> list[Effect]:
+        trial, key = self.trials[event.key.trial_id], event.key
+        if trial.state.is_final or not trial.counts(key) or trial.knows(key):
             return []
-        repeats_itself = trial.attempt == event.key.attempt and trial.state is not TrialState.WAITING
-        if repeats_itself:
-            return []
+        if trial.attempt == key.attempt and trial.state is not TrialState.WAITING:
+            # Another task of the attempt that runs, or the same one, told to a manager that has just been started.
+            trial.undelivered.add(key.task)
+            is_too_late = trial.reason is not None and self.completion.tasks > 1
+            return [CancelTrial(trial, trial.reason)] if is_too_late and trial.reason is not None else []
         with self._counted(trial):
-            trial.began(event.key, event.at_s)
+            trial.began(key, event.at_s)
         stopped_before = trial.stop_reason or (
             ExitReason.STOPPED_BY_USER if self.state is ExperimentState.STOPPING else None
         )
         if trial.state is TrialState.RUNNING and stopped_before is not None:
             # The cluster began a new attempt of what was to be stopped.
             trial.stop_reason = None
-            return self._stop_trial(trial.trial_id, stopped_before)
+            return self._stop_trial(trial.trial_id, stopped_before, event.at_s, now_s)
         return [SaveTrial(trial)]
+
+    def _note_report(self, key: AttemptKey) -> list[Effect]:
+        trial = self.trials[key.trial_id]
+        if trial.state.is_final or not trial.counts(key):
+            return []
+        before = trial.reporter, trial.warning
+        trial.warning = trial.reported(key) or trial.warning
+        return [SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
 
     def _note_metrics(self, event: MetricsStored) -> list[Effect]:
         trial = self.trials[event.key.trial_id]
-        if trial.state.is_final or not trial.counts(event.key):
+        if trial.state.is_final or not trial.counts(event.key) or trial.reporter != event.key.task:
             return []
         has_news = False
         for is_final, value in event.records:
@@ -471,42 +582,124 @@ class Experiment:
         return [SaveTrial(trial)] if trial.used(usage) else []
 
     def _note_end(self, ended: TrialEnded) -> list[Effect]:
-        trial = self.trials[ended.key.trial_id]
+        trial, key = self.trials[ended.key.trial_id], ended.key
         if trial.state.is_final:
-            return [CloseAttempt(ended.key)]
-        is_told_again = trial.ended is not None and trial.ended.key.attempt == ended.key.attempt
-        if is_told_again or not trial.counts(ended.key):
+            return [CloseAttempt(key)]
+        is_told_again = trial.attempt == key.attempt and key.task in trial.ends
+        if is_told_again or not trial.counts(key):
+            return []
+        trial.ended_in(ended)
+        decisive = self.completion.decisive(trial.ends.values()) if trial.ended is None else None
+        if decisive is None:
             return []
         with self._counted(trial):
-            trial.finished(ended)
-        return [SaveTrial(trial)]
+            trial.finished(decisive)
+        goes_on_elsewhere = trial.undelivered - trial.ends.keys()
+        effects: list[Effect] = [SaveTrial(trial)]
+        if goes_on_elsewhere:
+            effects.append(CancelTrial(trial, decisive.reason))
+        return effects
 
     def _note_delivery(self, key: AttemptKey, now_s: float) -> list[Effect]:
         trial = self.trials[key.trial_id]
-        if trial.state.is_final or trial.ended is None or trial.ended.key != key:
+        if trial.state.is_final or not trial.counts(key) or key.task not in trial.ends:
             return [CloseAttempt(key)]
+        trial.undelivered.discard(key.task)
+        if trial.ended is None or trial.undelivered:
+            return [CloseAttempt(key)]  # other tasks of the trial go on
+        return [*self._close(trial, now_s), CloseAttempt(key)]
+
+    def _close(self, trial: Trial, now_s: float) -> list[Effect]:
         with self._counted(trial):
             trial.happened(TrialEvent.CLOSED)
-        return [*self._settle(trial, now_s), CloseAttempt(key)]
-
-    def _note_loss(self, event: TrialLost, now_s: float) -> list[Effect]:
-        trial = self.trials[event.trial_id]
-        if trial.state.is_final:
-            return []
-        return self._lose(trial, event.reason, event.message, event.at_s, now_s)
+        return self._settle(trial, now_s)
 
     def _lose(
         self, trial: Trial, reason: ExitReason, message: str, at_s: float, now_s: float
     ) -> list[Effect]:
         with self._counted(trial):
             trial.gone(reason, message, at_s)
-        return self._settle(trial, now_s)
+        return [*self._settle(trial, now_s), ForgetTrial(trial)]
+
+    # ---- jobs
+
+    def _note_heard(self, job_id: str) -> list[Effect]:
+        job = self.jobs.live.get(job_id)
+        if job is None or job.was_heard:
+            return []
+        job.was_heard = True
+        return [SaveJob(job)]
+
+    def _note_idle(self, event: KeeperIdle) -> list[Effect]:
+        job = self.jobs.live.get(event.job_id)
+        if job is None:
+            return []
+        trial = self._trial_of(job)
+        if trial is not None and event.task not in trial.ends and event.task not in trial.undelivered:
+            # It never heard of the trial: the word was lost with a link or a manager.
+            return [GiveTrial(job, trial, event.task)]
+        self.jobs.note_idle(job, event.task)
+        return []
+
+    def _note_job_end(self, event: JobGone, now_s: float) -> list[Effect]:
+        job = self.jobs.end(event.job_id)
+        if job is None:
+            return []
+        self.silence.broken(event.job_id)
+        effects: list[Effect] = [SaveJob(job, is_over=True)]
+        trial = self._trial_of(job)
+        if trial is None:
+            is_a_bad_sign = not (job.was_heard or event.is_clean or job.state is JobState.LEAVING)
+            if is_a_bad_sign and self.jobs.queue:
+                # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
+                trial = self.trials[self.jobs.queue.popleft()]
+                effects += self._lose(trial, event.reason, event.message, event.at_s, now_s)
+            return effects
+        if self.reuses_jobs and event.is_clean and trial.state is TrialState.WAITING:
+            # It left, having been idle for long enough, while the trial was on its way to it.
+            trial.job_id = ""
+            self.jobs.queue.appendleft(trial.trial_id)
+            return [*effects, SaveTrial(trial)]
+        if trial.ended is not None and not trial.undelivered & trial.ends.keys():
+            # Those that have told no end never will, and the end that counts is known.
+            return [*effects, *self._close(trial, now_s), ForgetTrial(trial)]
+        return effects + self._lose(trial, event.reason, event.message, event.at_s, now_s)
+
+    def _trial_of(self, job: Job) -> Trial | None:
+        """The trial that the job still has to finish."""
+        trial = None if job.trial_id is None else self.trials[job.trial_id]
+        return None if trial is None or trial.state.is_final else trial
+
+    def _dispatch(self) -> list[Effect]:
+        """Give what waits to who is idle, and ask for as many jobs as are missing."""
+        effects: list[Effect] = []
+        jobs = self.jobs
+        while jobs.queue and (job := jobs.next_idle()) is not None:
+            trial = self.trials[jobs.queue.popleft()]
+            trial.job_id = job.job_id
+            jobs.give(job, trial.trial_id)
+            effects += [SaveTrial(trial), GiveTrial(job, trial)]
+        for _ in range(jobs.missing):
+            job = jobs.add(Job(jobs.new_id()))
+            effects += [SaveJob(job), SubmitJob(job)]
+        will_more_come = self.state in (ExperimentState.INITIALIZED, ExperimentState.RUNNING) or self._asked
+        if not will_more_come and not jobs.queue:
+            for job in jobs.spare:
+                jobs.dismiss(job)
+                effects.append(DismissJob(job))
+        return effects
+
+    # ---- the end of a trial
 
     def _settle(self, trial: Trial, now_s: float) -> list[Effect]:
         """The trial is final: its place is free, and the tuner learns of it."""
         self._live -= 1
-        self.silence.broken(trial.job_id)
         self._note_outcome(trial)
+        if self.reuses_jobs:
+            self.jobs.free(trial.job_id)
+        elif (job := self.jobs.live.get(trial.job_id)) is not None:
+            self.silence.broken(job.job_id)
+            self.jobs.dismiss(job)  # its keeper ends by itself
         value = trial.value if trial.state is TrialState.SUCCEEDED else None
         effects: list[Effect] = [SaveTrial(trial), TellTuner(trial.sequence_id, value)]
         if trial.reason is ExitReason.VERSION and not self.keeper_has_matched:
@@ -527,7 +720,7 @@ class Experiment:
         value = trial.value or 0.0
         return -value if self.maximize else value
 
-    def _stop_trial(self, trial_id: str, reason: ExitReason) -> list[Effect]:
+    def _stop_trial(self, trial_id: str, reason: ExitReason, at_s: float, now_s: float) -> list[Effect]:
         trial = self.trials[trial_id]
         if trial.state.is_final:
             return []
@@ -536,12 +729,15 @@ class Experiment:
         if trial.stop_reason is not None or trial.state is not TrialState.STOPPING:
             return []
         trial.stop_reason = reason
-        return [SaveTrial(trial), StopJob(trial, reason)]
+        if not trial.job_id:
+            self.jobs.queue.remove(trial_id)
+            return self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+        return [SaveTrial(trial), CancelTrial(trial, reason)]
 
-    def _stop_all(self, now_s: float) -> list[Effect]:
+    def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
         effects = self._move(ExperimentEvent.STOP_ASKED, now_s)
         for trial in [trial for trial in self.trials.values() if not trial.state.is_final]:
-            effects += self._stop_trial(trial.trial_id, ExitReason.STOPPED_BY_USER)
+            effects += self._stop_trial(trial.trial_id, ExitReason.STOPPED_BY_USER, at_s, now_s)
         return effects
 
     def _fail(self, message: str, now_s: float) -> list[Effect]:
@@ -578,6 +774,7 @@ class Experiment:
                     self._asked += 1
                     effects.append(AskTuner(self._next_sequence_id))
                     self._next_sequence_id += 1
+        effects += self._dispatch()
         if self._live == 0 and self._asked == 0:
             if (self.state, ExperimentEvent.ALL_ENDED) in NEXT:
                 effects += self._move(ExperimentEvent.ALL_ENDED, now_s)

@@ -120,10 +120,18 @@ class Trial:
     intermediate: str | None = None
     intermediate_count: int = 0
     peak_usage: PeakUsage | None = None
+    reporter: str | None = None
+    """The task that reported first: its metrics are the trial's."""
+    warning: str = ""
+    """What somebody should know of a trial that went on all the same."""
     latest_usage: Usage | None = None
     """As last reported; not stored."""
-    # Attempts whose end is on record while their bytes are still on their way.
     ended: TrialEnded | None = field(default=None, repr=False)
+    """The end that decided, when its bytes may still be on their way; not stored."""
+    ends: dict[str, TrialEnded] = field(default_factory=dict, repr=False)
+    """The end of each task that has told it, in that order; not stored."""
+    undelivered: set[str] = field(default_factory=set, repr=False)
+    """The tasks that have begun and whose last byte is not here; not stored."""
 
     def happened(self, event: TrialEvent) -> None:
         """Move on by the table.
@@ -151,21 +159,43 @@ class Trial:
         return self.attempt is None or key.attempt >= self.attempt
 
     def began(self, key: AttemptKey, at_s: float) -> None:
-        """An attempt runs."""
+        """An attempt runs, in one of its tasks at least."""
         self._turn_to(key)
+        self.undelivered.add(key.task)
         self.started_at_s = at_s
         self.happened(TrialEvent.STARTED)
 
+    def knows(self, key: AttemptKey) -> bool:
+        """Whether this task of this attempt has begun."""
+        return self.attempt == key.attempt and (key.task in self.undelivered or key.task in self.ends)
+
+    def reported(self, key: AttemptKey) -> str:
+        """A task is about to report. What to say if its metrics will not count; empty when they will."""
+        self._turn_to(key)
+        if self.reporter in (None, key.task):
+            self.reporter = key.task
+            return ""
+        return (
+            f"task {key.task} reports metrics as well, and they do not count: {self.reporter} reported first; "
+            "let one task report"
+        )
+
+    def ended_in(self, ended: TrialEnded) -> None:
+        """One task has come to its end; whether that ends the trial is not its own to say."""
+        self._turn_to(ended.key)  # one that could not be started has an end only
+        self.ends[ended.key.task] = ended
+        self.undelivered.add(ended.key.task)
+
     def finished(self, ended: TrialEnded) -> None:
         """The command is over. What we asked for before decides the reason, unless the command had succeeded by itself."""
-        self._turn_to(ended.key)  # one that could not be started has an end only
+        self.ended_in(ended)
         self.ended = ended
         self.reason = (
             ended.reason if ended.reason is ExitReason.SUCCEEDED else (self.stop_reason or ended.reason)
         )
         self.exit_code = ended.exit_code
         self.message = ended.message
-        self.started_at_s = ended.started_at_s
+        self.started_at_s = min(self.started_at_s or ended.started_at_s, ended.started_at_s)
         self.ended_at_s = ended.ended_at_s
         self.happened(TrialEvent.ENDED)
 
@@ -182,8 +212,11 @@ class Trial:
             self.final = self.value = self.intermediate = None
             self.intermediate_count = 0
             self.peak_usage = self.latest_usage = None
-            self.ended = self.reason = self.exit_code = self.ended_at_s = None
-            self.message = ""
+            self.ended = self.reason = self.exit_code = self.started_at_s = self.ended_at_s = None
+            self.reporter = None
+            self.message = self.warning = ""
+            self.ends.clear()
+            self.undelivered.clear()
         self.attempt = key.attempt
 
     def gone(self, reason: ExitReason, message: str, at_s: float) -> None:

@@ -14,39 +14,46 @@ from typing import Any
 
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.experiment import (
+    STOPPED_BEFORE_IT_BEGAN,
     AskTuner,
     AttemptStarted,
     Begun,
+    CancelTrial,
     CloseAttempt,
+    DismissJob,
     Effect,
     Event,
     ExperimentStopAsked,
     Finish,
+    ForgetTrial,
+    GiveTrial,
+    JobGone,
     JobSubmitted,
     ParametersSuggested,
     SaveExperiment,
+    SaveJob,
     SaveTrial,
-    StopJob,
-    SubmitTrial,
+    SubmitJob,
     TellTuner,
     TimePassed,
-    TrialLost,
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
 )
+from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.picture import Picture, experiment_of
 from nni_manager.engine.trial_files import LeftBehind, left_behind, read_rest, write_experiment, write_trial
 from nni_manager.errors import NniManagerError, TryAgain
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import ExperimentRow, Store, StoredExperiment, StoreReader, TrialRow
-from nni_manager.training_services.base import JobEnded, JobState, TrainingService
+from nni_manager.store.store import ExperimentRow, JobRow, Store, StoredExperiment, StoreReader, TrialRow
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
-from trial_keeper.exit_codes import describe
+from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -59,7 +66,6 @@ _LAST_KEEPERS_S = 5.0
 # A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
 _FIRST_RESUBMIT_S = 0.5
 _LONGEST_RESUBMIT_S = 30.0
-_NEVER_BEGAN = "stopped before it began"
 _ID_LETTERS = string.ascii_letters + string.digits
 TRIAL_ID_LENGTH = 5
 EXPERIMENT_ID_LENGTH = 8
@@ -97,14 +103,16 @@ class Engine:
         self.submit_problem = ""
         """Why jobs cannot be submitted at present; empty while all is well."""
         self._service = make_service(self._note_job_ended)
+        self.experiment.completion = self._service.completion
+        self.experiment.jobs.tasks = self._service.completion.tasks
         self._tuner = tuner
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
+        self._code_snapshot: str | None = None
         self._submitting: dict[str, asyncio.Task[None]] = {}
-        """Trials whose job does not exist yet, and the work to make it; that work may be cancelled."""
-        self._jobs: set[str] = set()
+        """Jobs that do not exist yet, and the work to make them; that work may be cancelled."""
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._logged: dict[str, TrialState] = {}
@@ -116,19 +124,33 @@ class Engine:
         """Know what an earlier manager knew. To be done before any keeper can connect."""
         trials = self.reader.trials()
         self.experiment.restore(trials)
+        self.experiment.restore_jobs(*self.reader.jobs())
         if trials:
             await self._in_tuner_thread(self._tuner.restore, [_past(trial) for trial in trials])
 
     async def start(self, addresses: tuple[str, ...]) -> None:
-        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on."""
+        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on.
+
+        Raises:
+            CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
+        """
+        if self._service.uses_snapshot:
+            snapshot = await asyncio.to_thread(take_snapshot, self.config.code_dir, self.folder.workspace)
+            log.info("codeDir %s: %s", self.config.code_dir, snapshot)
+            if snapshot.left_out:
+                log.warning(
+                    "codeDir: left out, because they are no files: %s",
+                    ", ".join(map(repr, snapshot.left_out)),
+                )
+            self._code_snapshot = snapshot.name
         self.experiment.silence.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
         write_experiment(self.folder.workspace, document, self._service.run_script)
-        unfinished = [trial for trial in self.experiment.trials.values() if not trial.state.is_final]
+        jobs_of_before = list(self.experiment.jobs.live.values())
         self.finished.clear()
         self.post(Begun())
-        for trial in unfinished:
-            await self._take_over(trial)
+        for job in jobs_of_before:
+            await self._take_over(job)
         self._spawn(self._watch_time())
 
     async def close(self) -> None:
@@ -163,11 +185,11 @@ class Engine:
 
     def stop(self) -> None:
         """End the experiment: running trials are cancelled, and `finished` is set when the last is over."""
-        self.post(ExperimentStopAsked())
+        self.post(ExperimentStopAsked(time.time()))
 
     def stop_trial(self, trial_id: str, reason: ExitReason = ExitReason.STOPPED_BY_USER) -> None:
         """End one trial. The trial is known."""
-        self.post(TrialStopAsked(trial_id, reason))
+        self.post(TrialStopAsked(trial_id, reason, time.time()))
 
     # ---- events
 
@@ -183,6 +205,10 @@ class Engine:
             while self._events:
                 for effect in self.experiment.handle(self._events.popleft(), time.monotonic()):
                     self._perform(effect)
+            if self.experiment.jobs.live:
+                self._no_jobs.clear()
+            else:
+                self._no_jobs.set()
         except Exception as error:  # noqa: BLE001 - many who post could only lose it
             self._events.clear()
             self._fail(error)
@@ -199,13 +225,26 @@ class Engine:
                 self._spawn(self._ask(effect.sequence_id))
             case TellTuner():
                 self._spawn(self._tell(effect.sequence_id, effect.value))
-            case SubmitTrial():
-                self._submitting[effect.trial.trial_id] = self._spawn(self._submit(effect.trial))
-            case StopJob():
-                self.keepers.stop(effect.trial, effect.reason)
-                self._spawn(self._stop_job(effect.trial))
+            case SaveJob():
+                ended_at_s = time.time() if effect.is_over else None
+                self._last_save = self.commits.add(
+                    [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
+                )
+            case SubmitJob():
+                self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
+            case GiveTrial():
+                self._spawn(self._give(effect.job, effect.trial, effect.task))
+            case CancelTrial():
+                is_heard = self.keepers.stop(effect.trial, effect.reason)
+                if not (is_heard and self.experiment.reuses_jobs):
+                    self._spawn(self._stop_job(effect.trial.job_id))
+            case DismissJob():
+                if not self.keepers.leave(effect.job.job_id, "there are no more trials"):
+                    self._spawn(self._stop_job(effect.job.job_id))
             case CloseAttempt():
                 self._after_save(lambda: self.keepers.close(effect.key))
+            case ForgetTrial():
+                self.keepers.forget_trial(effect.trial)
             case Finish():
                 self.ended_at_s = time.time()
                 self._save_experiment()
@@ -287,131 +326,176 @@ class Engine:
 
     # ---- jobs
 
-    async def _submit(self, trial: Trial) -> None:
+    async def _submit(self, job: Job) -> None:
         delay_s = _FIRST_RESUBMIT_S
         try:
-            while trial.state is TrialState.WAITING:
+            while self._is_wanted(job):
                 try:
-                    await self._submit_once(trial)
+                    await self._submit_once(job)
                     break
                 except (TryAgain, OSError) as error:
                     # Of the moment: failing this trial would fail every one that follows it as well.
-                    if not self.submit_problem:
-                        log.warning("%s", error)
-                    self.submit_problem = (
-                        f"cannot submit trial {trial.trial_id} for now, and tries again: {error}"
-                    )
+                    self._note_problem(f"cannot submit job {job.job_id} for now, and tries again: {error}")
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RESUBMIT_S)
         except NniManagerError as error:
-            self._lose(trial, ExitReason.COULD_NOT_START, str(error))
+            self._note_gone(job.job_id, ExitReason.COULD_NOT_START, str(error))
         except asyncio.CancelledError:
-            if trial.state is not TrialState.STOPPING:
+            if self._is_wanted(job):
                 raise
-            self._lose(trial, ExitReason.JOB_LOST, _NEVER_BEGAN)
+            self._note_gone(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
             return
         finally:
-            self._submitting.pop(trial.trial_id, None)
-        if trial.state is TrialState.STOPPING:
-            await self._stop_job(trial)
+            self._submitting.pop(job.job_id, None)
+        if job.job_id in self.experiment.jobs.live and not self._is_wanted(job):
+            await self._stop_job(job.job_id)
 
-    async def _submit_once(self, trial: Trial) -> None:
+    def _note_problem(self, problem: str) -> None:
+        if not self.submit_problem:
+            log.warning("%s", problem)
+        self.submit_problem = problem
+
+    def _is_wanted(self, job: Job) -> bool:
+        """Whether the job, which does not exist yet, should."""
+        trial = self._trial_of(job)
+        return job.state is not JobState.LEAVING and (trial is None or trial.state is TrialState.WAITING)
+
+    def _trial_of(self, job: Job) -> Trial | None:
+        return None if job.trial_id is None else self.experiment.trials[job.trial_id]
+
+    async def _submit_once(self, job: Job) -> None:
         if self._last_save is not None:
             await asyncio.shield(self._last_save)  # a job nobody remembers must not exist
         is_submitted = False
-        placement = await self._service.place(trial.job_id)
+        await self._service.place(job.job_id)
         try:
-            await asyncio.to_thread(
-                write_trial, self.folder.workspace, trial, self.config.trial_command, placement
-            )
-            if trial.state is TrialState.WAITING:
+            trial = self._trial_of(job)
+            if trial is not None:
+                await self._write_trial(job, trial)
+            if self._is_wanted(job):
                 # From here on the job may exist, so a stop has to go through the training service.
-                self._submitting.pop(trial.trial_id, None)
-                self.post(JobSubmitted(trial.job_id))
-                await self._service.submit(self._settings(trial))
+                self._submitting.pop(job.job_id, None)
+                self.post(JobSubmitted(job.job_id))
+                await self._service.submit(self._settings(job))
                 is_submitted = True
                 self.submit_problem = ""
-                self._note_job(trial.job_id)
         finally:
             if not is_submitted:
-                self._service.release(trial.job_id)
+                self._service.release(job.job_id)
 
-    def _settings(self, trial: Trial) -> KeeperSettings:
+    async def _write_trial(self, job: Job, trial: Trial) -> None:
+        placement = self._service.placement(job.job_id)
+        await asyncio.to_thread(
+            write_trial,
+            self.folder.workspace,
+            trial,
+            self.config.trial_command,
+            placement,
+            self._code_snapshot,
+        )
+
+    async def _give(self, job: Job, trial: Trial, task: str | None) -> None:
+        saved, delay_s = self._last_save, _FIRST_RESUBMIT_S
+        while job.trial_id == trial.trial_id and trial.state is TrialState.WAITING:
+            try:
+                await self._write_trial(job, trial)
+                break
+            except OSError as error:
+                self._note_problem(f"cannot give trial {trial.trial_id} to its job for now: {error}")
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_RESUBMIT_S)
+        if saved is not None:
+            await asyncio.shield(saved)  # a trial nobody remembers must not run
+        self.submit_problem = ""
+        if job.trial_id == trial.trial_id and not trial.state.is_final:
+            self.keepers.run(job.job_id, trial.trial_id, task)
+            if trial.stop_reason is not None:
+                self.keepers.stop(trial, trial.stop_reason)
+
+    def _settings(self, job: Job) -> KeeperSettings:
         return KeeperSettings(
             experiment_id=self.experiment.experiment_id,
-            job_id=trial.job_id,
+            job_id=job.job_id,
             workspace=str(self.folder.workspace.root),
-            token=self.keepers.token(trial.job_id),
-            trial_id=trial.trial_id,
+            token=self.keepers.token(job.job_id),
+            trial_id=job.trial_id,
             collect_logs=self.config.log_collection == "http",
             version_check=self.config.version_check,
+            idle_timeout_s=self.config.reuse.idle_timeout_s,
+            max_trials=self.config.reuse.max_trials,
+            warm_imports=self.config.reuse.warm_imports,
         )
 
-    async def _stop_job(self, trial: Trial) -> None:
-        submission = self._submitting.pop(trial.trial_id, None)
+    async def _stop_job(self, job_id: str) -> None:
+        submission = self._submitting.pop(job_id, None)
         if submission is not None:
             submission.cancel()
-        elif not await self._service.stop(trial.job_id):
-            self._lose(trial, ExitReason.JOB_LOST, _NEVER_BEGAN)
+        elif not await self._service.stop(job_id):
+            self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
 
-    def _lose(self, trial: Trial, reason: ExitReason, message: str) -> None:
-        self.post(TrialLost(trial.trial_id, reason, message, time.time()))
-        self.keepers.forget_trial(trial)
-
-    def _note_job(self, job_id: str) -> None:
-        self._jobs.add(job_id)
-        self._no_jobs.clear()
+    def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_clean: bool = False) -> None:
+        self.post(JobGone(job_id, reason, message, time.time(), is_clean))
 
     def _note_job_ended(self, ended: JobEnded) -> None:
-        self._jobs.discard(ended.job_id)
-        if not self._jobs:
-            self._no_jobs.set()
-        trial = self.experiment.trials[ended.job_id]
-        if not trial.state.is_final:
-            self._spawn(self._recover(trial, ended))
+        job = self.experiment.jobs.live.get(ended.job_id)
+        if job is not None:
+            self._spawn(self._recover(job, ended))
 
-    async def _take_over(self, trial: Trial) -> None:
-        state = await self._service.adopt(trial.job_id)
-        log.info("trial %s: %s, its job is %s", trial.trial_id, trial.state.value, state.value)
-        if state is JobState.RUNNING:
-            self._note_job(trial.job_id)
-            if trial.state is TrialState.STOPPING:
-                await self._stop_job(trial)
-            elif trial.state is TrialState.WAITING:
-                self.post(JobSubmitted(trial.job_id))
-        elif state is JobState.ENDED or left_behind(self.folder.workspace, trial.trial_id) is not None:
-            self._spawn(self._recover(trial, JobEnded(trial.job_id, None, "")))
-        elif trial.state is TrialState.WAITING:
-            self._perform(SubmitTrial(trial))
+    async def _take_over(self, job: Job) -> None:
+        presence = await self._service.adopt(job.job_id)
+        trial = self._trial_of(job)
+        is_untouched = (
+            trial is not None
+            and trial.state is TrialState.WAITING
+            and not left_behind(self.folder.workspace, trial.trial_id)
+        )
+        log.info("job %s is %s", job.job_id, presence.value)
+        if presence is JobPresence.RUNNING:
+            if (trial is not None and trial.state is TrialState.STOPPING) or job.state is JobState.LEAVING:
+                await self._stop_job(job.job_id)
+            elif not job.was_heard:
+                self.post(JobSubmitted(job.job_id))
+        elif self.experiment.reuses_jobs and (trial is None or is_untouched):
+            self._note_gone(
+                job.job_id, ExitReason.JOB_LOST, "it ended while no manager was there", is_clean=True
+            )
+        elif presence is JobPresence.UNKNOWN and is_untouched:
+            self._perform(SubmitJob(job))
         else:
-            self._lose(trial, ExitReason.JOB_LOST, "its job is not known to the training service any more")
+            unknown = "its job is not known to the training service any more"
+            message = unknown if presence is JobPresence.UNKNOWN else ""
+            self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
 
-    async def _recover(self, trial: Trial, job: JobEnded) -> None:
-        """The job is gone before its keeper told everything: the workspace has the rest."""
-        workspace = self.folder.workspace
-        await self._service.end_leftovers(job.job_id)
-        left = await asyncio.to_thread(left_behind, workspace, trial.trial_id)
+    async def _recover(self, job: Job, ended: JobEnded) -> None:
+        """The job is gone, perhaps before its keepers told everything: the workspace has the rest."""
         how = (
             "its keeper is gone"
-            if job.exit_code is None
-            else f"its keeper ended with exit code {job.exit_code}"
+            if ended.exit_code is None
+            else f"its keeper ended with exit code {ended.exit_code}"
         )
         reason = ExitReason.KEEPER_LOST
-        if job.exit_code is not None and (known := describe(job.exit_code)) is not None:
-            how, reason = f"{how}: {known}", ExitReason.COULD_NOT_START
-        if left is not None:
-            started_at_s = time.time() if left.ended is None else left.ended.started_at_s
-            self.post(AttemptStarted(left.key, started_at_s))
-            await self._take_rest(left)
-            if left.ended is not None:
-                self.keepers.end(left.ended)
-                how, reason = (
-                    "the workspace does not hold all that it wrote; check the shared storage",
-                    ExitReason.MOUNT,
+        if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
+            how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
+        trial = self._trial_of(job)
+        if trial is not None and not trial.state.is_final:
+            await self._service.end_leftovers(trial.trial_id)
+            left = await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id)
+            for each in left:
+                self.post(
+                    AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
                 )
-        await self.commits.add([])  # everything read so far is stored, and the experiment knows of it
-        if not trial.state.is_final:
-            self._lose(trial, reason, "\n".join(part for part in (how, job.message) if part))
+                await self._take_rest(each)
+            for each in left:
+                if each.ended is not None:
+                    self.keepers.end(each.ended)
+                    how, reason = (
+                        "the workspace does not hold all that it wrote; check the shared storage",
+                        ExitReason.MOUNT,
+                    )
+            await self.commits.add([])  # everything read so far is stored, and the experiment knows of it
+        log.info("job %s is gone: %s", job.job_id, how)
+        message = "\n".join(part for part in (how, ended.message) if part)
+        self._note_gone(job.job_id, reason, message, is_clean=ended.exit_code == 0)
 
     async def _take_rest(self, left: LeftBehind) -> None:
         streams = tuple(Stream) if self.config.log_collection == "http" else (Stream.METRICS,)

@@ -13,8 +13,10 @@ from nni_manager.domain.experiment import (
     AttemptStarted,
     Event,
     Experiment,
+    KeeperIdle,
     KeeperMatched,
     MetricsStored,
+    TaskReported,
     UsageReported,
 )
 from nni_manager.domain.receiving import Commit, Receiver
@@ -32,7 +34,9 @@ from trial_keeper.wire.messages import (
     Hello,
     Idle,
     KeeperMessage,
+    Leave,
     ManagerMessage,
+    RunTrial,
     StopTrial,
     Stream,
     TrialEnded,
@@ -54,9 +58,9 @@ def token_of(secret: bytes, job_id: str) -> str:
 class KeeperSession:
     """One open stream of one keeper."""
 
-    def __init__(self, keepers: "Keepers", job_id: str, trial: Trial) -> None:
+    def __init__(self, keepers: "Keepers", job_id: str, task: str) -> None:
         self.job_id = job_id
-        self.trial = trial
+        self.task = task
         self.outgoing: asyncio.Queue[ManagerMessage | None] = asyncio.Queue()
         """What to send; None ends the stream."""
         self._keepers = keepers
@@ -66,7 +70,7 @@ class KeeperSession:
 
         Raises:
             StreamBroken: bytes are missing; the keeper must connect again.
-            ProtocolBroken: it speaks of another job's trial, or says Hello twice.
+            ProtocolBroken: it speaks of another keeper's trial, or says Hello twice.
         """
         self._keepers.receive(self, message)
 
@@ -96,11 +100,11 @@ class Keepers:
         self._commits = commits
         self._reader = reader
         self._post = post
-        self._sessions: dict[str, KeeperSession] = {}
+        self._sessions: dict[str, dict[str, KeeperSession]] = {}
         self._receivers: dict[AttemptKey, Receiver] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return sum(map(len, self._sessions.values()))
 
     def token(self, job_id: str) -> str:
         """The token of a job."""
@@ -121,59 +125,66 @@ class Keepers:
             message = mismatch_message(__version__, hello.version)
             log.error("job %s: %s", job_id, message)
             raise VersionRefused(message)
-        # A job is named after its trial.
-        trial = self._experiment.trials.get(job_id)
-        if trial is None or hello.experiment_id != self._experiment.experiment_id:
+        if hello.experiment_id != self._experiment.experiment_id:
             raise JobUnknown()
         if hello.is_probe:
             log.info("job %s: a probe of version %s was answered", job_id, hello.version)
             return ProbeSession()
-        session = KeeperSession(self, job_id, trial)
-        for key in hello.attempts:
-            _check_owner(session, key)
-        earlier = self._sessions.pop(job_id, None)
+        session = KeeperSession(self, job_id, hello.task)
+        trials = [self._own_trial(session, key) for key in hello.attempts]
+        of_job = self._sessions.setdefault(job_id, {})
+        earlier = of_job.get(hello.task)
         if earlier is not None:
             earlier.outgoing.put_nowait(None)
-        self._sessions[job_id] = session
-        log.info("job %s: keeper %s connected", job_id, hello.version)
+        of_job[hello.task] = session
+        log.info("job %s: keeper %s of %s connected", job_id, hello.version, hello.task)
         self._post(KeeperMatched(job_id))
-        if trial.state.is_final:
-            attempts = tuple(AttemptOffsets(key, {}, closed=True) for key in hello.attempts)
-        else:
-            attempts = tuple(self._offsets(key, closed=False) for key in hello.attempts)
+        # The token proves that the job was ours: one that is not there any more was given up.
+        is_given_up = job_id not in self._experiment.jobs.live
+        attempts = tuple(
+            AttemptOffsets(key, {}, closed=True)
+            if is_given_up or trial.state.is_final
+            else self._offsets(key, closed=False)
+            for key, trial in zip(hello.attempts, trials, strict=True)
+        )
         session.outgoing.put_nowait(Welcome(__version__, attempts))
-        if trial.state is TrialState.STOPPING and trial.stop_reason is not None:
-            session.outgoing.put_nowait(StopTrial(trial.trial_id, trial.stop_reason))
+        for trial in trials:
+            if trial.state is TrialState.STOPPING and trial.stop_reason is not None:
+                session.outgoing.put_nowait(StopTrial(trial.trial_id, trial.stop_reason))
+        if is_given_up:
+            session.outgoing.put_nowait(Leave("the manager gave this job up while it was out of reach"))
         return session
 
     def forget(self, session: KeeperSession) -> None:
         """A stream is gone."""
-        if self._sessions.get(session.job_id) is session:
-            del self._sessions[session.job_id]
-            log.info("job %s: keeper disconnected", session.job_id)
+        of_job = self._sessions.get(session.job_id, {})
+        if of_job.get(session.task) is session:
+            del of_job[session.task]
+            if not of_job:
+                del self._sessions[session.job_id]
+            log.info("job %s: keeper of %s disconnected", session.job_id, session.task)
 
     def receive(self, session: KeeperSession, message: KeeperMessage) -> None:
         """What a keeper says; see `KeeperSession.receive`."""
         match message:
             case Chunk():
-                _check_owner(session, message.key)
-                if not session.trial.state.is_final:
+                if not self._own_trial(session, message.key).state.is_final:
                     self.take(message.key, message.stream, message.offset, message.data)
             case TrialStarted():
-                _check_owner(session, message.key)
+                self._own_trial(session, message.key)
                 self._post(AttemptStarted(message.key, message.started_at_s))
             case TrialEnded():
-                _check_owner(session, message.key)
+                self._own_trial(session, message.key)
                 self.end(message)
             case Hello():
                 raise ProtocolBroken(
                     "cannot take a second Hello on one stream; use the keeper that comes with the manager"
                 )
             case Usage():
-                _check_owner(session, message.key)
+                self._own_trial(session, message.key)
                 self._post(UsageReported(message))
             case Idle():
-                pass
+                self._post(KeeperIdle(session.job_id, session.task))
 
     # ---- bytes, from a stream or from the workspace
 
@@ -201,33 +212,67 @@ class Keepers:
         if not commits and receiver.is_complete:
             self._post(AttemptDelivered(ended.key))
 
-    def stop(self, trial: Trial, reason: ExitReason) -> None:
-        """Tell the keeper of a trial to stop it, if it listens."""
-        self._send(trial.job_id, StopTrial(trial.trial_id, reason))
+    # ---- words to keepers
+
+    def run(self, job_id: str, trial_id: str, task: str | None) -> None:
+        """Let the keepers of a job, or the one of a task, run a trial. Who does not listen is told when it connects again."""
+        for session in self._of_job(job_id):
+            if task in (None, session.task):
+                session.outgoing.put_nowait(RunTrial(trial_id))
+
+    def stop(self, trial: Trial, reason: ExitReason) -> bool:
+        """Tell the keepers of a trial to stop it; whether one listens."""
+        return self._tell(trial.job_id, StopTrial(trial.trial_id, reason))
+
+    def leave(self, job_id: str, reason: str) -> bool:
+        """Tell the keepers of a job to end; whether one listens."""
+        return self._tell(job_id, Leave(reason))
 
     def close(self, key: AttemptKey) -> None:
-        """Everything about the attempt is stored: its keeper may go."""
-        job_id = self._experiment.trials[key.trial_id].job_id
-        self._send(job_id, Durable(self._offsets(key, closed=True)))
+        """Everything about the attempt is stored: its keeper may forget it."""
+        self._send(key, Durable(self._offsets(key, closed=True)))
         self._receivers.pop(key, None)
 
     def forget_trial(self, trial: Trial) -> None:
         """The trial is lost: nothing more of it is taken, and a keeper that still speaks of it is told so."""
         for key in [key for key in self._receivers if key.trial_id == trial.trial_id]:
-            self._send(trial.job_id, Durable(self._offsets(key, closed=True)))
-            del self._receivers[key]
+            self.close(key)
 
     def close_all(self) -> None:
         """End all streams; keepers will look for a manager again."""
-        for session in list(self._sessions.values()):
-            session.outgoing.put_nowait(None)
+        for job_id in list(self._sessions):
+            for session in self._of_job(job_id):
+                session.outgoing.put_nowait(None)
 
-    def _send(self, job_id: str, message: ManagerMessage) -> None:
-        session = self._sessions.get(job_id)
+    def _of_job(self, job_id: str) -> list[KeeperSession]:
+        return list(self._sessions.get(job_id, {}).values())
+
+    def _tell(self, job_id: str, message: ManagerMessage) -> bool:
+        sessions = self._of_job(job_id)
+        for session in sessions:
+            session.outgoing.put_nowait(message)
+        return bool(sessions)
+
+    def _send(self, key: AttemptKey, message: ManagerMessage) -> None:
+        session = self._sessions.get(self._experiment.trials[key.trial_id].job_id, {}).get(key.task)
         if session is not None:
             session.outgoing.put_nowait(message)
 
+    # ---- inside
+
+    def _own_trial(self, session: KeeperSession, key: AttemptKey) -> Trial:
+        trial = self._experiment.trials.get(key.trial_id)
+        if trial is None or trial.job_id != session.job_id or key.task != session.task:
+            raise ProtocolBroken(
+                f"cannot take {key} from task {session.task} of job {session.job_id}: it is not that job's trial, or another "
+                "task's; stop the job"
+            )
+        return trial
+
     def _store(self, receiver: Receiver, commits: list[Commit]) -> None:
+        if any(commit.records for commit in commits):
+            # First, so that whose records count is stored no later than they are.
+            self._post(TaskReported(receiver.key))
         if commits:
             self._commits.add(commits).add_done_callback(partial(self._note_committed, receiver, commits))
 
@@ -247,8 +292,7 @@ class Keepers:
                     span.offset,
                     span.reason,
                 )
-        trial = self._experiment.trials[key.trial_id]
-        self._send(trial.job_id, Durable(AttemptOffsets(key, dict(receiver.durable))))
+        self._send(key, Durable(AttemptOffsets(key, dict(receiver.durable))))
         records = tuple(
             (record.type == "FINAL", record.value) for commit in commits for record in commit.records
         )
@@ -265,10 +309,3 @@ class Keepers:
         if receiver is None:
             receiver = self._receivers[key] = Receiver.restored(key, self._reader.offsets(key))
         return receiver
-
-
-def _check_owner(session: KeeperSession, key: AttemptKey) -> None:
-    if key.trial_id != session.trial.trial_id:
-        raise ProtocolBroken(
-            f"cannot take {key} from job {session.job_id}: it is not that job's trial; stop the job"
-        )

@@ -14,6 +14,7 @@ def experiment_of(stored: StoredExperiment, config: ExperimentConfig) -> Experim
         stored.experiment_id,
         Limits(config.trial_concurrency, config.max_trial_number, config.max_exec_duration_s),
         maximize=config.tuner.optimize_mode == "maximize",
+        reuses_jobs=config.reuse.is_on,
         state=stored.state,
         error=stored.error,
         active_s=stored.active_s,

@@ -40,7 +40,9 @@ def _write_sdk(folder: Path) -> None:
             replace_file(copy, content)
 
 
-def write_trial(workspace: Workspace, trial: Trial, command: str, placement: Placement) -> None:
+def write_trial(
+    workspace: Workspace, trial: Trial, command: str, placement: Placement, code_snapshot: str | None
+) -> None:
     """What the job of one trial needs. Source for parameter.cfg: NNI v3.0 SDK."""
     folder = workspace.trial(trial.trial_id)
     folder.attempts.mkdir(parents=True, exist_ok=True)
@@ -52,7 +54,12 @@ def write_trial(workspace: Workspace, trial: Trial, command: str, placement: Pla
     }
     replace_file(folder.parameter_cfg, json.dumps(parameters).encode())
     document = TrialDocument(
-        trial.trial_id, trial.sequence_id, command, placement.code_dir, placement.gpu_indices
+        trial.trial_id,
+        trial.sequence_id,
+        command,
+        placement.code_dir or "",
+        placement.gpu_indices,
+        code_snapshot if placement.code_dir is None else None,
     )
     replace_file(folder.trial_json, document.to_bytes())
 
@@ -65,12 +72,13 @@ class LeftBehind:
     ended: TrialEnded | None
 
 
-def left_behind(workspace: Workspace, trial_id: str) -> LeftBehind | None:
-    """The newest attempt of a trial whose job is gone; None when no keeper ever began one."""
+def left_behind(workspace: Workspace, trial_id: str) -> list[LeftBehind]:
+    """The tasks of the newest attempt of a trial whose job is gone; empty when no keeper ever began one."""
     attempts = workspace.attempts_of(trial_id)
-    if not attempts:
-        return None
-    key = attempts[-1]
+    return [_left_of(workspace, key) for key in attempts if key.attempt == attempts[-1].attempt]
+
+
+def _left_of(workspace: Workspace, key: AttemptKey) -> LeftBehind:
     try:
         return LeftBehind(key, exit_from_bytes(workspace.attempt(key).exit_json.read_bytes()))
     except (FileNotFoundError, DocumentInvalid):

@@ -11,19 +11,26 @@ UPDATE experiment SET state = :state, error = :error, active_s = :active_s, ende
 
 -- name: save_trial -- the whole row, new or not
 INSERT INTO trial (trial_id, sequence_id, parameters, memo, job_id, created_at_s, started_at_s, ended_at_s, state, attempt,
-    stop_reason, reason, exit_code, message, final, value, peak_usage)
+    stop_reason, reason, exit_code, message, final, value, peak_usage, reporter, warning)
 VALUES (:trial_id, :sequence_id, :parameters, :memo, :job_id, :created_at_s, :started_at_s, :ended_at_s, :state, :attempt,
-    :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage)
-ON CONFLICT (trial_id) DO UPDATE SET started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
+    :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage, :reporter, :warning)
+ON CONFLICT (trial_id) DO UPDATE SET job_id = excluded.job_id, started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
     state = excluded.state, attempt = excluded.attempt, stop_reason = excluded.stop_reason, reason = excluded.reason,
     exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value,
-    peak_usage = excluded.peak_usage;
+    peak_usage = excluded.peak_usage, reporter = excluded.reporter, warning = excluded.warning;
 
 -- name: get_trials -- all, in the order they were made
 SELECT * FROM trial ORDER BY sequence_id;
 
 -- name: get_trial -- one
 SELECT * FROM trial WHERE trial_id = :trial_id;
+
+-- name: save_job -- a job that may run, or has ended
+INSERT INTO job (job_id, created_at_s, ended_at_s, was_heard) VALUES (:job_id, :now_s, :ended_at_s, :was_heard)
+ON CONFLICT (job_id) DO UPDATE SET ended_at_s = excluded.ended_at_s, was_heard = excluded.was_heard;
+
+-- name: get_jobs -- all, in the order they were made
+SELECT * FROM job ORDER BY rowid;
 
 -- name: move_offset -- a stream is durable up to here
 INSERT INTO stream (trial_id, attempt, task, stream, durable_offset, garbage_bytes)
@@ -43,27 +50,27 @@ SELECT trial_id, sum(garbage_bytes) AS garbage_bytes FROM stream WHERE garbage_b
 
 -- name: get_metrics_of_trial -- the records that count, in the order they were written
 SELECT metric.* FROM metric JOIN trial USING (trial_id)
-WHERE trial_id = :trial_id AND metric.attempt = trial.attempt
+WHERE trial_id = :trial_id AND metric.attempt = trial.attempt AND metric.task = trial.reporter
     AND (:is_final IS NULL OR is_final = :is_final)
-ORDER BY metric.task, record_offset;
+ORDER BY record_offset;
 
 -- name: get_metrics -- the records that count of all trials, in the order of the trials
 SELECT metric.* FROM metric JOIN trial USING (trial_id)
-WHERE metric.attempt = trial.attempt AND (:is_final IS NULL OR is_final = :is_final)
+WHERE metric.attempt = trial.attempt AND metric.task = trial.reporter AND (:is_final IS NULL OR is_final = :is_final)
     AND sequence_id BETWEEN :first_sequence_id AND :last_sequence_id
-ORDER BY sequence_id, metric.task, record_offset;
+ORDER BY sequence_id, record_offset;
 
 -- name: get_latest_intermediates -- the newest intermediate record of each trial that counts
 SELECT metric.*, max(record_offset) FROM metric JOIN trial USING (trial_id)
-WHERE metric.attempt = trial.attempt AND NOT is_final
+WHERE metric.attempt = trial.attempt AND metric.task = trial.reporter AND NOT is_final
 GROUP BY trial_id;
 
 -- name: get_progress_of_trials -- how many intermediate results of each trial count, and the newest of them
 SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FROM metric JOIN trial USING (trial_id)
-WHERE metric.attempt = trial.attempt AND NOT is_final
+WHERE metric.attempt = trial.attempt AND metric.task = trial.reporter AND NOT is_final
 GROUP BY trial_id;
 
 -- name: get_progress_of_trial -- how many intermediate results of one trial count, and the newest of them
 SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FROM metric JOIN trial USING (trial_id)
-WHERE trial_id = :trial_id AND metric.attempt = trial.attempt AND NOT is_final
+WHERE trial_id = :trial_id AND metric.attempt = trial.attempt AND metric.task = trial.reporter AND NOT is_final
 GROUP BY trial_id;

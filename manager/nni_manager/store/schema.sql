@@ -18,7 +18,7 @@ CREATE TABLE trial (
     sequence_id   INTEGER NOT NULL UNIQUE,
     parameters    TEXT NOT NULL,                   -- JSON, as the training code gets them
     memo          TEXT NOT NULL,                   -- JSON, the tuner's own note
-    job_id        TEXT NOT NULL,
+    job_id        TEXT NOT NULL,                   -- empty as long as no job was given the trial
     created_at_s  REAL NOT NULL,
     started_at_s  REAL,
     ended_at_s    REAL,
@@ -30,7 +30,16 @@ CREATE TABLE trial (
     message       TEXT NOT NULL DEFAULT '',
     final         TEXT,                            -- JSON text of the final result
     value         REAL,                            -- the number in it
-    peak_usage    TEXT                             -- PeakUsage as JSON
+    peak_usage    TEXT,                            -- PeakUsage as JSON
+    reporter      TEXT,                            -- the task whose metrics count: it reported first
+    warning       TEXT NOT NULL DEFAULT ''
+) STRICT;
+
+CREATE TABLE job (
+    job_id        TEXT PRIMARY KEY,
+    created_at_s  REAL NOT NULL,
+    ended_at_s    REAL,                            -- NULL while it may run
+    was_heard     INTEGER NOT NULL                 -- whether a keeper of it has ever connected
 ) STRICT;
 
 -- How far each stream of each attempt is durable. For `metrics` this moves in the transaction that adds the rows.

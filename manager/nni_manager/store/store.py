@@ -5,7 +5,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.jobs import Job
 from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
@@ -20,9 +21,10 @@ from nni_manager.errors import Bug, TryAgain, UserMistake
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
-# Counts up with every change to schema.sql; a migration from each earlier number comes with it.
-SCHEMA_VERSION = 1
+# Counts up with every change to schema.sql; migrations.sql has the way from the number before.
+SCHEMA_VERSION = 2
 _QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
+_MIGRATION = re.compile(r"^-- to: (\d+) -- .+\n((?:(?!^-- to:).*\n?)*)", re.MULTILINE)
 
 
 class StoreUnusable(UserMistake):
@@ -87,11 +89,22 @@ class TrialRow:
                 "final": trial.final,
                 "value": trial.value,
                 "peak_usage": trial.peak_usage and trial.peak_usage.to_json(),
+                "reporter": trial.reporter,
+                "warning": trial.warning,
             }
         )
 
 
-Write = Commit | TrialRow | ExperimentRow
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """Write: a job as it was when this was made. `ended_at_s` None: it may run."""
+
+    job_id: str
+    was_heard: bool
+    ended_at_s: float | None = None
+
+
+Write = Commit | TrialRow | ExperimentRow | JobRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +122,11 @@ class MetricRow:
     stored_at_s: float
 
 
-def _load_queries() -> dict[str, str]:
-    text = resources.files(__package__).joinpath("queries.sql").read_text(encoding="utf-8")
-    return {name: statement.strip() for name, statement in _QUERY.findall(text)}
+def _text_of(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-QUERIES = _load_queries()
+QUERIES = {name: statement.strip() for name, statement in _QUERY.findall(_text_of("queries.sql"))}
 
 
 @contextmanager
@@ -151,14 +163,11 @@ class Store:
                 f"cannot open {path}: there is no such file; `nnictl experiment list --all` shows what there is"
             )
         self._connection = self._connect(path)
-        with _own_errors(path):
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version != SCHEMA_VERSION:
+        try:
+            _migrate(path, self._connection)
+        except BaseException:
             self._connection.close()
-            raise StoreUnusable(
-                f"cannot open {path}: it has format {version} and this version reads {SCHEMA_VERSION}; "
-                "use the version of trial-keeper that made it"
-            )
+            raise
 
     @classmethod
     def create(
@@ -167,7 +176,7 @@ class Store:
         """Make the database of a new experiment. The folder exists, the file does not."""
         path.touch(mode=0o600, exist_ok=False)  # it holds the secret
         connection = cls._connect(path)
-        schema = resources.files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
+        schema = _text_of("schema.sql")
         with _own_errors(path):
             connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
             connection.execute(
@@ -226,6 +235,16 @@ class Store:
                 self._add_commit(write, now_s)
             case TrialRow():
                 self._connection.execute(QUERIES["save_trial"], write.values)
+            case JobRow():
+                self._connection.execute(
+                    QUERIES["save_job"],
+                    {
+                        "job_id": write.job_id,
+                        "now_s": now_s,
+                        "ended_at_s": write.ended_at_s,
+                        "was_heard": write.was_heard,
+                    },
+                )
             case ExperimentRow():
                 self._connection.execute(
                     QUERIES["save_experiment"],
@@ -292,6 +311,32 @@ class Store:
                 ) from error
 
 
+def _version_of(path: Path, connection: sqlite3.Connection) -> int:
+    with _own_errors(path):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise StoreUnusable(
+            f"cannot open {path}: it has format {version} and this version reads 1 to {SCHEMA_VERSION}; "
+            "use the version of trial-keeper that made it"
+        )
+    return int(version)
+
+
+def _migrate(path: Path, connection: sqlite3.Connection) -> None:
+    """Turn what an older version wrote into today's format, in one transaction.
+
+    Raises:
+        StoreUnusable: a newer version wrote it.
+    """
+    version = _version_of(path, connection)
+    for number, statements in _MIGRATION.findall(_text_of("migrations.sql")):
+        if int(number) > version:
+            with _own_errors(path):
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {number}; COMMIT;"
+                )
+
+
 # One trial's records share one id; writing its JSON anew for each takes a tenth of all the time a record takes.
 @lru_cache(maxsize=1024)
 def _parameter_id_text(parameter_id: int | str) -> str:
@@ -317,7 +362,7 @@ class StoreReader:
         """Open for reading.
 
         Raises:
-            StoreUnusable: there is no such database.
+            StoreUnusable: there is no such database, or a newer version wrote it.
         """
         self._path = path
         try:
@@ -329,6 +374,9 @@ class StoreReader:
                 f"cannot open {path}: {error}; `nnictl experiment list --all` shows what there is"
             ) from error
         self._connection.row_factory = sqlite3.Row
+        if _version_of(path, self._connection) < SCHEMA_VERSION:
+            with closing(Store._connect(path)) as writer:
+                _migrate(path, writer)
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -388,9 +436,21 @@ class StoreReader:
                 row["value"],
                 *progress.get(row["trial_id"], (None, 0)),
                 row["peak_usage"] and PeakUsage.from_json(row["peak_usage"]),
+                row["reporter"],
+                row["warning"],
             )
             for row in self._rows(query, values)
         ]
+
+    def jobs(self) -> tuple[list[Job], list[str]]:
+        """The jobs that had not ended when this was last written, and the ids of those that had."""
+        live, ended = [], []
+        for row in self._rows("get_jobs"):
+            if row["ended_at_s"] is None:
+                live.append(Job(row["job_id"], was_heard=bool(row["was_heard"])))
+            else:
+                ended.append(row["job_id"])
+        return live, ended
 
     def offsets(self, key: AttemptKey) -> dict[Stream, int]:
         """How far each stream of an attempt is durable; a stream that nothing was stored of is absent."""

@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
+from nni_manager.domain.completion import Completion
 from trial_keeper.settings import KeeperSettings
 
 
-class JobState(Enum):
+class JobPresence(Enum):
     """What a cluster knows of a job."""
 
     RUNNING = "running"  # or queued: it will run without our doing
@@ -27,9 +29,12 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a trial will run: its code folder as the container sees it, and its GPUs (None: untouched)."""
+    """Where the trials of a job run: their code folder as the job sees it, and their GPUs (None: untouched).
 
-    code_dir: str
+    `code_dir` None: every attempt runs in a fresh copy of the code snapshot. Only where the service `uses_snapshot`.
+    """
+
+    code_dir: str | None
     gpu_indices: tuple[int, ...] | None
 
 
@@ -39,6 +44,9 @@ class TrainingService(ABC):
     `on_job_ended` is called once for each job that ends, after `submit` or `adopt` has returned.
     """
 
+    uses_snapshot: ClassVar[bool] = False
+    """Whether jobs do not see the code folder itself, so that the training code has to be packed into the workspace for them."""
+
     def __init__(self, on_job_ended: Callable[[JobEnded], None]) -> None:
         self.on_job_ended = on_job_ended
 
@@ -47,9 +55,18 @@ class TrainingService(ABC):
     def run_script(self) -> str:
         """The content of run.sh: starts the keeper in whatever the job's environment is."""
 
+    @property
+    def completion(self) -> Completion:
+        """The tasks of a job, and when they end its trial."""
+        return Completion()
+
     @abstractmethod
-    async def place(self, job_id: str) -> Placement:
+    async def place(self, job_id: str) -> None:
         """Wait until there is room for the job, and reserve it."""
+
+    @abstractmethod
+    def placement(self, job_id: str) -> Placement:
+        """Where the job was placed, or runs: it was placed or adopted."""
 
     @abstractmethod
     def release(self, job_id: str) -> None:
@@ -58,6 +75,9 @@ class TrainingService(ABC):
     @abstractmethod
     async def submit(self, settings: KeeperSettings) -> None:
         """Run a job for which `place` has made room. Everything it needs is in the workspace.
+
+        `settings.workspace` is the manager's own path. A service whose jobs see the storage elsewhere puts that path there,
+        and `mount` beside it.
 
         Raises:
             UserMistake: the cluster will never take it.
@@ -69,12 +89,12 @@ class TrainingService(ABC):
         """Ask the job to end; True when `on_job_ended` will tell of its end, False when there is no such job."""
 
     @abstractmethod
-    async def adopt(self, job_id: str) -> JobState:
+    async def adopt(self, job_id: str) -> JobPresence:
         """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will tell of its end."""
 
     @abstractmethod
-    async def end_leftovers(self, job_id: str) -> None:
-        """Make sure that nothing of a job whose keeper is gone runs any more."""
+    async def end_leftovers(self, trial_id: str) -> None:
+        """Make sure that nothing of a trial whose keeper is gone runs any more."""
 
     @abstractmethod
     async def close(self) -> None:

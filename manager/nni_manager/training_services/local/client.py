@@ -17,7 +17,7 @@ import psutil
 
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.errors import TryAgain
-from nni_manager.training_services.base import JobEnded, JobState, Placement, TrainingService
+from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 from nni_manager.training_services.local.render import render_run_script
 from trial_keeper.errors import SettingsInvalid
@@ -76,15 +76,16 @@ class LocalTrainingService(TrainingService):
         """The content of run.sh."""
         return render_run_script(sys.executable)
 
-    async def place(self, job_id: str) -> Placement:
-        """Wait for free GPUs, if the trial wants any."""
-        code_dir = str(self._config.code_dir)
-        if not self._config.gpu_num:
-            return Placement(code_dir, None if self._config.gpu_num is None else ())
-        while (indices := self._gpus.take(job_id, self._config.gpu_num)) is None:
+    async def place(self, job_id: str) -> None:
+        """Wait for free GPUs, if trials want any."""
+        while self._config.gpu_num and self._gpus.take(job_id, self._config.gpu_num) is None:
             self._room_was_made.clear()
             await self._room_was_made.wait()
-        return Placement(code_dir, indices)
+
+    def placement(self, job_id: str) -> Placement:
+        """The code where the user has it, and the GPUs the job holds."""
+        held = None if self._config.gpu_num is None else self._gpus.held_by(job_id)
+        return Placement(str(self._config.code_dir), held)
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Start the keeper's process.
@@ -131,7 +132,7 @@ class LocalTrainingService(TrainingService):
             process.send_signal(signal.SIGTERM)
         return True
 
-    async def adopt(self, job_id: str) -> JobState:
+    async def adopt(self, job_id: str) -> JobPresence:
         """Find the process of a job that an earlier manager started."""
         try:
             document = json.loads(self._file(job_id).read_bytes())
@@ -141,26 +142,26 @@ class LocalTrainingService(TrainingService):
                 _processes_where, partial(_is_keeper_of, self._workspace, job_id)
             )
             if not keepers:
-                return JobState.UNKNOWN
+                return JobPresence.UNKNOWN
             # The oldest: a keeper's guard, which it made, has the same environment.
             self._watch(job_id, min(keepers, key=psutil.Process.create_time))
-            return JobState.RUNNING
+            return JobPresence.RUNNING
         job = _JobFile(document["pid"], document["created_at_s"], tuple(document["gpu_indices"]))
         process = job.process()
         if process is None:
-            return JobState.ENDED
+            return JobPresence.ENDED
         self._gpus.hold(job_id, job.gpu_indices)
         self._watch(job_id, process)
-        return JobState.RUNNING
+        return JobPresence.RUNNING
 
     def release(self, job_id: str) -> None:
         """Give back the GPUs."""
         self._gpus.give_back(job_id)
         self._room_was_made.set()
 
-    async def end_leftovers(self, job_id: str) -> None:
+    async def end_leftovers(self, trial_id: str) -> None:
         """Kill what the trial started and its keeper, killed itself, could not: on this machine no container ends with it."""
-        folder = str(self._workspace.trial(job_id).path) + os.sep
+        folder = str(self._workspace.trial(trial_id).path) + os.sep
         await asyncio.to_thread(
             _kill_where, lambda environ: environ.get("NNI_SYS_DIR", "").startswith(folder)
         )

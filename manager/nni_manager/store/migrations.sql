@@ -1,0 +1,15 @@
+-- What turns a database of an older format into one of today's, one format at a time; `PRAGMA user_version` names the format.
+
+-- to: 2 -- jobs have a table of their own, and one task owns a trial's metrics
+ALTER TABLE trial ADD COLUMN reporter TEXT;
+ALTER TABLE trial ADD COLUMN warning TEXT NOT NULL DEFAULT '';
+UPDATE trial SET reporter = (SELECT task FROM metric WHERE metric.trial_id = trial.trial_id AND metric.attempt = trial.attempt
+    ORDER BY record_offset, task LIMIT 1);
+CREATE TABLE job (
+    job_id        TEXT PRIMARY KEY,
+    created_at_s  REAL NOT NULL,
+    ended_at_s    REAL,
+    was_heard     INTEGER NOT NULL
+) STRICT;
+INSERT INTO job (job_id, created_at_s, ended_at_s, was_heard)
+    SELECT job_id, created_at_s, ended_at_s, started_at_s IS NOT NULL FROM trial ORDER BY sequence_id;

@@ -1,0 +1,147 @@
+"""What a trial's output costs it: the same command under a keeper that streams its logs to a manager, and plainly into a file."""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+# The shared helper lies with the tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+from bench_experiment import cpu_s
+from real_experiment import RealExperiment, wait_until
+from table import Row, render
+
+TURNS = 9
+LONGEST_DELIVERY_S = 120.0
+# As much at once as the system takes, and as little: what `print` does to a trial's stdout, which is unbuffered.
+BLOCKS_BYTES = 1 << 29
+BLOCKS = ["head", "-c", str(BLOCKS_BYTES), "/dev/zero"]
+LINE = b"epoch 17 step 000123 loss 0.123456 accuracy 0.987654 learning rate 0.00100000\n"
+LINES_BYTES = 1_000_000 * len(LINE)
+LINES = [
+    sys.executable,
+    "-c",
+    f"import os\nfor _ in range({LINES_BYTES // len(LINE)}):\n    os.write(1, {LINE!r})\n",
+]
+# Waits at the gate, floods, tells how long that took.
+TRAIN = """
+import subprocess, time
+open("gate").close()
+begin_s = time.monotonic()
+subprocess.run({command!r}, check=True)
+took_s = time.monotonic() - begin_s
+with open("done", "w") as done:
+    done.write(str(took_s))
+"""
+
+
+def stdout_rate() -> list[Row]:
+    """How fast a command writes, by its own clock, while the manager takes its logs. The runs with and without take turns.
+
+    The fastest of each is compared: whatever else the machine does only adds to a time.
+    """
+    return [
+        _compare("stdout in large blocks", BLOCKS, BLOCKS_BYTES),
+        _compare("stdout line by line", LINES, LINES_BYTES),
+    ]
+
+
+class _Turn(NamedTuple):
+    took_s: float
+    keeper_cpu_s: float
+
+
+def _compare(what: str, command: list[str], size_bytes: int) -> Row:
+    train = TRAIN.format(command=command)
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = RealExperiment(
+            Path(folder), train, trialConcurrency=1, maxTrialNum=TURNS, logCollection="http"
+        )
+        experiment.create()
+        bare_code = Path(folder, "bare")
+        bare_code.mkdir()
+        (bare_code / "train.py").write_text(train)
+        for code, name in (
+            (code, name) for code in (bare_code, experiment.code) for name in ("gate", "done")
+        ):
+            os.mkfifo(code / name)
+        bare_s: list[float] = []
+        ours: list[_Turn] = []
+        try:
+            experiment.start()
+            for turn in range(TURNS):
+                # The next trial's keeper, which waits at the gate, costs the bare run nothing to speak of.
+                bare_s.append(_run_bare(bare_code))
+                ours.append(_run_trial(experiment))
+                wait_until(
+                    lambda done=turn + 1: experiment.summary()["counts"]["SUCCEEDED"] == done,
+                    "everything is stored",
+                    LONGEST_DELIVERY_S,
+                )
+                _forget_output(experiment)
+        finally:
+            experiment.close()
+    took_s = min(turn.took_s for turn in ours)
+    keeper = statistics.median(turn.keeper_cpu_s / turn.took_s for turn in ours)
+    ratio = min(bare_s) / took_s
+    return Row(
+        what,
+        f"{size_bytes / took_s / 1e6:,.0f} MB/s, keeper {keeper:.1%} CPU",
+        f"command > file {size_bytes / min(bare_s) / 1e6:,.0f} MB/s",
+        f"{ratio:.0%}",
+        ">= 95 %",
+        ratio >= 0.95,
+    )
+
+
+def _run_bare(code: Path) -> float:
+    shown = code / "stdout"
+    with shown.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "train.py"], cwd=code, stdout=out, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        )
+    _open(code / "gate")
+    took_s = float((code / "done").read_text())
+    process.wait()
+    shown.unlink()
+    return took_s
+
+
+def _run_trial(experiment: RealExperiment) -> _Turn:
+    _open(experiment.code / "gate")
+    newest = max(experiment.folder.jobs.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    keeper_pid = json.loads(newest.read_bytes())["pid"]
+    begin_s = cpu_s(keeper_pid)
+    took_s = float((experiment.code / "done").read_text())
+    return _Turn(took_s, cpu_s(keeper_pid) - begin_s)
+
+
+def _open(gate: Path) -> None:
+    """Let the one through who waits, or who comes."""
+    os.sync()  # what was written before is nobody's burden now
+    with gate.open("w"):
+        pass
+
+
+def _forget_output(experiment: RealExperiment) -> None:
+    """Of the trials that are over, so that the disk holds the output of one turn only."""
+    for shown in experiment.folder.workspace.trials.glob("*/attempts/0/*/output/stdout"):
+        _cut(shown)
+    for stored in experiment.folder.collected_logs.glob("*/0/*/stdout"):
+        _cut(stored)
+
+
+def _cut(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size:
+            os.truncate(path, 0)
+
+
+if __name__ == "__main__":
+    print(render(stdout_rate()))

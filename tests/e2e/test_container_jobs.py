@@ -1,0 +1,194 @@
+"""An experiment whose jobs are real containers, which see the shared storage under another path than the manager."""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from container_service import MOUNT, ContainerService
+from real_containers import Podman, why_not_here
+
+from nni_manager.engine.engine import Engine
+from nni_manager.service.servicer import KeeperServer
+from nni_manager.store.store import StoreReader, log_path
+from nni_manager.tuner.registry import make_tuner
+from nni_sdk.records import decode
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.reasons import ExitReason
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+
+ORDINARY, GREEDY, POLITE, KILLED = (0, 1, 5), 2, 3, 4
+# Each kind of trial knows itself by its number.
+TRAIN = f"""
+import os, signal, sys, time
+print(os.getcwd(), sorted(os.listdir()), flush=True)
+print("to stderr", file=sys.stderr, flush=True)
+import helper
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+number = int(os.environ["NNI_TRIAL_SEQ_ID"])
+if number == {GREEDY}:
+    nni.report_intermediate_result("hungry")
+    hoard = []
+    while True:
+        hoard.append(b"x" * 1_000_000)
+def stop(*_):
+    nni.report_final_result(helper.LAST)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+lines = 40 if number in {ORDINARY} else 10**9
+for i in range(lines):
+    nni.report_intermediate_result(i)
+    print("line", i, flush=True)
+    time.sleep(0.02)
+nni.report_final_result(x)
+"""
+
+
+@pytest.fixture(scope="session")
+def podman():
+    reason = why_not_here()
+    if reason is not None:
+        pytest.skip(reason)
+    return Podman(Path(sys.prefix) / "containers")
+
+
+class Cluster:
+    """The containers of one test."""
+
+    def __init__(self, podman, storage):
+        self.podman = podman
+        self.storage = storage
+        self.prefix = f"trial-keeper-test-{secrets.token_hex(3)}-"
+
+    def service(self, on_job_ended):
+        limits = ("--memory=96m", "--memory-swap=96m")
+        return ContainerService(self.podman, self.prefix, self.storage, limits, on_job_ended)
+
+    def names(self):
+        listing = ("podman", "ps", "--all", "--format", "{{.Names}}", "--filter", f"name=^{self.prefix}")
+        return self.podman.run(*listing).split()
+
+    def kill(self, job_id):
+        self.podman.run("podman", "kill", "--signal", "KILL", self.prefix + job_id)
+
+    def remove_all(self):
+        for name in self.names():
+            self.podman.run("podman", "rm", "--force", "--ignore", "--time", "0", name)
+
+
+@pytest.fixture
+def cluster(podman, tmp_path):
+    cluster = Cluster(podman, tmp_path / "experiment0" / "experiments")
+    yield cluster
+    cluster.remove_all()
+
+
+@contextlib.asynccontextmanager
+async def a_manager(experiment, cluster):
+    """What a manager's process is made of, from its start to its end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    engine = Engine(experiment.config, experiment.folder, cluster.service, make_tuner(experiment.config))
+    server = KeeperServer(engine.keepers)
+    await engine.restore()
+    await server.start("127.0.0.1", port)
+    try:
+        await engine.start((f"127.0.0.1:{port}",))
+        yield engine
+    finally:
+        await engine.close()
+        await server.stop()
+        assert not engine.failed.is_set()
+
+
+def by_number(engine):
+    return {trial.sequence_id: trial for trial in engine.experiment.trials.values()}
+
+
+async def until(is_true, what, within_s=90):
+    async def look():
+        while not is_true():
+            await asyncio.sleep(0.05)
+
+    try:
+        await asyncio.wait_for(look(), within_s)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise AssertionError(f"after {within_s} s still not: {what}") from None
+
+
+def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_experiment, cluster):
+    experiment = a_real_experiment(
+        TRAIN,
+        trialConcurrency=2,
+        maxTrialNum=6,
+        logCollection="http",
+        trial={"command": "python3 train.py", "codeDir": "."},
+    )
+    (experiment.code / "helper.py").write_text("LAST = 99\n")
+    (experiment.code / "weights.bin").write_bytes(bytes(1000))
+    (experiment.code / ".nniignore").write_text("*.bin\n*.json\nconfig.yml\n")
+
+    def rows(number, engine):
+        return experiment.rows(by_number(engine)[number].trial_id)
+
+    async def first_manager():
+        async with a_manager(experiment, cluster) as engine:
+            await until(
+                lambda: all(
+                    number in by_number(engine) and rows(number, engine) for number in (POLITE, KILLED)
+                ),
+                "the polite trial and the one to be killed report",
+            )
+            await until(lambda: len(cluster.names()) == 2, "the containers of the others are gone")
+        return len(cluster.names())
+
+    async def second_manager():
+        async with a_manager(experiment, cluster) as engine:
+            trials = by_number(engine)
+            stored = {number: len(rows(number, engine)) for number in (POLITE, KILLED)}
+            await until(lambda: len(engine.keepers) == 2, "their keepers have found this manager")
+            await until(
+                lambda: all(len(rows(number, engine)) > stored[number] for number in stored), "they report on"
+            )
+            engine.stop_trial(trials[POLITE].trial_id)
+            cluster.kill(trials[KILLED].job_id)
+            await asyncio.wait_for(engine.finished.wait(), 120)
+            await until(lambda: not cluster.names(), "every container is gone", 30)
+
+    assert asyncio.run(first_manager()) == 2, "they go on without a manager"
+    asyncio.run(second_manager())
+
+    with StoreReader(experiment.folder.database) as reader:
+        trials = {trial.sequence_id: trial for trial in reader.trials()}
+
+    def collected(trial, stream):
+        key = AttemptKey(trial.trial_id, 0, "main-0")
+        return log_path(experiment.folder.collected_logs, key, stream).read_text()
+
+    ends = {number: (trial.state.value, trial.reason) for number, trial in trials.items()}
+    assert ends == {
+        **dict.fromkeys(ORDINARY, ("SUCCEEDED", ExitReason.SUCCEEDED)),
+        GREEDY: ("FAILED", ExitReason.OUT_OF_MEMORY),
+        POLITE: ("USER_CANCELED", ExitReason.STOPPED_BY_USER),
+        KILLED: ("FAILED", ExitReason.KEEPER_LOST),
+    }
+    assert "its keeper ended with exit code 137" in trials[KILLED].message
+    for number, trial in trials.items():
+        stored = [row.value for row in experiment.rows(trial.trial_id)]
+        written = decode(experiment.stream(trial.trial_id, Stream.METRICS).read_bytes(), 0).records
+        assert stored == [record.value for record in written], f"the rows of trial {number}"
+        code = f"{MOUNT}/TESTEXPT/trials/{trial.trial_id}/attempts/0/main-0/code"
+        for stream in (Stream.STDOUT, Stream.STDERR):
+            assert collected(trial, stream) == experiment.stream(trial.trial_id, stream).read_text()
+        assert "the command runs" in collected(trial, Stream.KEEPER)
+        out = experiment.stream(trial.trial_id, Stream.STDOUT).read_text()
+        assert out.startswith(f"{code} ['.nniignore', 'helper.py', 'train.py']\n")
+    for number in ORDINARY:
+        assert len(experiment.rows(trials[number].trial_id)) == 41
+    assert experiment.rows(trials[POLITE].trial_id)[-1].value == "99"

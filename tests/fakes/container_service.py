@@ -1,0 +1,124 @@
+"""A cluster that is podman on this machine: each job is a real container whose first process is the keeper's image's.
+
+The containers see the storage under another path than the manager, and none of its other files. They outlive the manager: a later
+service finds them by their names.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from real_containers import LONGEST_LIFE_S, STEP_WITHIN_S, Podman
+
+from nni_manager.errors import TryAgain
+from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
+
+MOUNT = "/mnt/confignfs-data"
+_STOP_GRACE_S = 20
+
+
+class ContainerService(TrainingService):
+    """One container per job."""
+
+    uses_snapshot = True
+
+    def __init__(self, podman: Podman, prefix: str, storage: Path, options: tuple[str, ...], on_job_ended):
+        """`prefix` begins the containers' names, `storage` is what they see at MOUNT, `options` are podman's."""
+        super().__init__(on_job_ended)
+        self._podman = podman
+        self._prefix = prefix
+        self._storage = storage
+        self._options = options
+        self._image = podman.image("keeper")
+        self._watched: dict[str, asyncio.Task[None]] = {}
+        self._stopping: set[asyncio.Task[str]] = set()
+
+    def name(self, job_id: str) -> str:
+        """The container of a job."""
+        return self._prefix + job_id
+
+    @property
+    def run_script(self) -> str:
+        return "# The image has an entry point.\n"
+
+    async def place(self, job_id):
+        pass
+
+    def placement(self, job_id):
+        return Placement(None, None)
+
+    def release(self, job_id):
+        pass
+
+    async def submit(self, settings):
+        seen = replace(
+            settings, workspace=f"{MOUNT}/{Path(settings.workspace).name}", mount=MOUNT, relay_output=True
+        )
+        await self._run(
+            *("podman", "run", "--detach", "--pull=never", "--network=host", f"--timeout={LONGEST_LIFE_S}"),
+            *("--name", self.name(settings.job_id), f"--volume={self._storage}:{MOUNT}", *self._options),
+            *(f"--env={name}={value}" for name, value in seen.to_environ().items()),
+            self._image,
+        )
+        self._watch(settings.job_id)
+
+    async def stop(self, job_id):
+        if job_id not in self._watched:
+            return False
+        # Returns when the container has ended, which `_until_end` tells.
+        stop = asyncio.ensure_future(
+            self._run("podman", "stop", "--time", str(_STOP_GRACE_S), self.name(job_id))
+        )
+        self._stopping.add(stop)
+        stop.add_done_callback(self._stopping.discard)
+        return True
+
+    async def adopt(self, job_id):
+        try:
+            await self._run("podman", "container", "inspect", self.name(job_id))
+        except TryAgain:
+            return JobPresence.UNKNOWN
+        self._watch(job_id)
+        return JobPresence.RUNNING
+
+    async def end_leftovers(self, trial_id):
+        """A container that ended has left nothing."""
+
+    async def close(self):
+        tasks = [*self._watched.values(), *self._stopping]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _watch(self, job_id: str) -> None:
+        self._watched[job_id] = asyncio.ensure_future(self._until_end(job_id))
+
+    async def _until_end(self, job_id: str) -> None:
+        name = self.name(job_id)
+        exit_code = int(await self._run("podman", "wait", name, within_s=LONGEST_LIFE_S))
+        last_words = await self._run("podman", "logs", "--tail", "5", name)
+        await asyncio.gather(*self._stopping, return_exceptions=True)
+        await self._run("podman", "rm", "--force", "--time", "0", name)
+        del self._watched[job_id]
+        self.on_job_ended(JobEnded(job_id, exit_code, last_words.strip()))
+
+    async def _run(self, *command: str, within_s: float = STEP_WITHIN_S) -> str:
+        """What the command printed, on both."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=self._podman.environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), within_s)
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.communicate()
+        if process.returncode:
+            raise TryAgain(f"{command[:3]} ended with {process.returncode}: {output.decode()}")
+        return output.decode()

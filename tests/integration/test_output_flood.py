@@ -1,0 +1,66 @@
+"""A trial that writes more than any memory should hold."""
+
+import hashlib
+from pathlib import Path
+
+from real_experiment import wait_until
+
+from trial_keeper.wire.messages import Stream
+
+BLOCKS = 1000
+BLOCK_BYTES = 1_000_000
+# Each block differs from every other: bytes at a wrong offset are found.
+FLOOD = f"""
+import os
+for number in range({BLOCKS}):
+    block = b"%019d\\n" % number * ({BLOCK_BYTES} // 20)
+    while block:
+        block = block[os.write(1, block):]
+"""
+WARM_BYTES = 50 * BLOCK_BYTES
+LONGEST_GROWTH_KB = 16 * 1024
+
+
+def digest_of(path):
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def peak_memory_kb(pid):
+    """None once it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+
+
+def test_a_keeper_needs_no_more_memory_for_a_gigabyte_of_output_and_delivers_all_of_it(a_real_experiment):
+    experiment = a_real_experiment(FLOOD, trialConcurrency=1, maxTrialNum=1, logCollection="http")
+    experiment.start()
+    (stored,) = wait_until(
+        lambda: list(experiment.folder.collected_logs.glob("*/0/*/stdout")), "some of it is stored"
+    )
+    wait_until(lambda: stored.stat().st_size >= WARM_BYTES, "the keeper is warm")
+    (pid,) = experiment.keeper_pids()
+    warm_kb = peak_memory_kb(pid)
+    peaks_kb = []
+
+    def keeper_is_gone():
+        peak_kb = peak_memory_kb(pid)
+        if peak_kb is not None:
+            peaks_kb.append((peak_kb, stored.stat().st_size))
+        return peak_kb is None
+
+    wait_until(keeper_is_gone, "all of it is delivered", 150)
+    peak_kb, seen_bytes = peaks_kb[-1]
+    assert seen_bytes > BLOCKS * BLOCK_BYTES * 0.9
+    assert peak_kb - warm_kb < LONGEST_GROWTH_KB
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    written = experiment.stream(trial["trialJobId"], Stream.STDOUT)
+    assert stored.stat().st_size == written.stat().st_size == BLOCKS * BLOCK_BYTES
+    assert digest_of(stored) == digest_of(written)

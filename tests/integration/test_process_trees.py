@@ -1,0 +1,728 @@
+"""Trials of every shape, run by real keepers: when the end of one is told, nothing of it is left, and code and reason are right.
+
+What is left is looked for without the keeper's own means: these tests adopt whatever the keeper and its trial leave behind.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_manager import KEY, TRIAL, Site
+from real_experiment import wait_until
+
+from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded, TrialStarted
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import exit_from_bytes
+
+pytestmark = pytest.mark.timeout(60)
+
+TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+NOBODY = 65534
+PYTHON = f"{shlex.quote(sys.executable)} -S -E"
+# Nothing in these tests waits for this grace: whatever ends before has ended by itself.
+LONG_GRACE_S = 1000.0
+SHORT_GRACE_S = 0.2
+V2_MOUNTS = [
+    path
+    for path in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+    if (path / "cgroup.procs").is_file()
+]
+
+PROGRAMS = {
+    # Tells that it is ready once it is deaf to the polite signal.
+    "deaf.py": """
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("ready", "w").close()
+while True:
+    signal.pause()
+""",
+    # The daemon of the textbooks, with nothing left by which it could be known.
+    "daemon.py": """
+import os, signal
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.chdir("/")
+        os.umask(0)
+        os.closerange(0, 256)
+        os.execve("/bin/sleep", ["sleep", "1000"], {})
+    os._exit(0)
+os.wait()
+""",
+    # Never waits for its children.
+    "careless.py": """
+import os, signal
+for _ in range(20):
+    if os.fork() == 0:
+        os._exit(0)
+open("ready", "w").close()
+while True:
+    signal.pause()
+""",
+    # Goes on forking while it is killed: 400 processes in all, half of them in sessions of their own.
+    "fork_bomb.py": """
+import os, sys, time
+tokens, give = os.pipe()
+os.write(give, b"x" * 400)
+os.set_blocking(tokens, False)
+def grow():
+    while True:
+        try:
+            left = os.read(tokens, 1)
+        except BlockingIOError:
+            time.sleep(1000)
+        if os.fork() == 0 and os.getpid() % 2:
+            os.setsid()
+        time.sleep(0.002)
+if os.fork() == 0:
+    grow()
+time.sleep(0.02)
+os._exit(4)
+""",
+    "handler.py": """
+import os, signal, sys
+code = int(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+open("ready", "w").close()
+while True:
+    signal.pause()
+""",
+    # What it does in its grace takes a while, and several processes.
+    "saving.py": """
+import os, signal, subprocess, sys
+def save(*_):
+    for i in range(10):
+        subprocess.run(["bash", "-c", f"echo {i} >> saved"])
+    sys.exit(6)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").close()
+while True:
+    signal.pause()
+""",
+    "greedy.py": """
+hoard = []
+while True:
+    hoard.append(b"x" * 1_000_000)
+""",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _adopts_orphans():
+    prctl = ctypes.CDLL(None).prctl
+    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    yield
+    prctl(36, 0, 0, 0, 0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """Whatever a test has made is gone when it ends: a failure of its own, and no harm to the next one."""
+    before = {child.pid for child in psutil.Process().children()}
+    yield
+    left = [child for child in stragglers() if child.pid not in before]
+    for child in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    assert not left
+
+
+@pytest.fixture
+def programs(site):
+    """The site's code folder has the programs and a gate at which a trial says that it is ready."""
+    equip(site)
+    return site
+
+
+def equip(site):
+    for name, program in PROGRAMS.items():
+        (site.code / name).write_text(program)
+    os.mkfifo(site.code / "ready")
+    (site.code / "not-a-program").write_text("just words")
+
+
+def wait_until_ready(site):
+    (site.code / "ready").read_bytes()
+
+
+def processes_of(keeper, *, in_namespace=False):
+    """What lives below the keeper, or below the first process of its namespace."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        first = psutil.Process(keeper.pid)
+        if in_namespace:
+            (first,) = first.children()
+        return [child for child in first.children(recursive=True) if not is_dead(child)]
+    return []
+
+
+def stragglers():
+    """What keepers that have ended left to this process, the dead waited for and their guards left out."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        if is_dead(child):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)
+        elif not is_keepers(child):
+            found.append(child)
+    return found
+
+
+def is_dead(process):
+    try:
+        # One that is just ending, as a guard is when its keeper has gone, has no command line any more.
+        return process.status() == psutil.STATUS_ZOMBIE or not process.cmdline()
+    except psutil.ZombieProcess:
+        return True
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_keepers(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "trial_keeper" in process.cmdline()
+    return False
+
+
+def finish(site, keeper, *, in_namespace=False):
+    """Wait for the end of the trial and of the keeper. Nothing is left of the one when it is told, nor after the other."""
+    ended = site.manager.wait_for_message(TrialEnded)
+    assert processes_of(keeper, in_namespace=in_namespace) == []
+    sizes = {stream: len(site.file(stream)) for stream in (Stream.STDOUT, Stream.STDERR)}
+    assert {stream: ended.final_sizes[stream] for stream in sizes} == sizes
+    site.manager.closes = True
+    site.manager.commit_again()
+    code = keeper.wait()
+    assert stragglers() == []
+    assert site.manager.all_of(TrialEnded) == [ended]
+    assert exit_from_bytes(site.attempt().exit_json.read_bytes()) == ended
+    assert ended.exit_code == code
+    return code, ended.reason
+
+
+def start(site, command, *, in_namespace=False, prefix=(), arguments=(), **settings):
+    site.manager.closes = False
+    site.add_trial(command)
+    prefix = (*prefix, *(NAMESPACE if in_namespace else ()))
+    return site.start_keeper(
+        collect_logs=True, options={"prefix": prefix, "arguments": arguments}, **settings
+    )
+
+
+def can_make_namespaces():
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(
+    not can_make_namespaces(), reason="this machine lets tests make no process namespace"
+)
+
+
+def places(cases, *, again_in_namespace):
+    """Each case as it is, and some of them once more with the keeper as the first process of a namespace."""
+    again = [case for case in cases if case[0] in again_in_namespace]
+    return [
+        *(pytest.param(*case, False, id=case[0]) for case in cases),
+        *(pytest.param(*case, True, id=f"{case[0]}, as process 1", marks=needs_namespaces) for case in again),
+    ]
+
+
+# ---- trials that end by themselves
+
+OWN_CODES = [(f"code {code}", f"exit {code}", code) for code in (0, 1, 2, 77, 255)]
+SHELL_CODES = [
+    ("a command that may not be run", "./not-a-program", 126),
+    ("a command that is not there", "no-such-command-here", 127),
+    ("a pipe with a failing head", "(exit 3) | cat; echo no", 3),
+    ("an error in the middle", "true; (exit 5); echo no; exit 0", 5),
+    ("a child killed by a signal", "bash -c 'kill -SEGV $$'; echo no", 128 + signal.SIGSEGV),
+    ("another shell in its place", "exec bash -c 'sleep 1000 & exit 4'", 4),
+    ("another program in its place", f"exec {PYTHON} -c 'raise SystemExit(9)'", 9),
+]
+LEFT_BEHIND = [
+    ("a background job", "sleep 1000 & exit 4", 4),
+    ("a background job of a command that succeeds", "sleep 1000 &", 0),
+    ("nohup", "nohup sleep 1000 & exit 4", 4),
+    ("disown", "sleep 1000 & disown; exit 4", 4),
+    ("a double fork", "(sleep 1000 &); exit 4", 4),
+    ("a group of its own", "set -m; sleep 1000 & exit 4", 4),
+    ("a session of its own", "setsid sleep 1000 & exit 4", 4),
+    ("a session and a double fork", "(setsid bash -c '(sleep 1000 &)'); exit 4", 4),
+    ("a daemon with closed files and an empty environment", f"{PYTHON} daemon.py; exit 4", 4),
+    ("a job that is stopped", "sleep 1000 & kill -STOP $!; exit 4", 4),
+    ("a job that is deaf", "(trap '' TERM HUP INT; setsid sleep 1000) & exit 4", 4),
+    ("a chain of shells", "bash -c 'bash -c \"setsid sleep 1000 & sleep 1000\" & sleep 1000' & exit 4", 4),
+    ("a job that writes on", "(setsid bash -c 'while :; do echo on and on; done' &); exit 4", 4),
+    ("a job that holds stdout", "(sleep 1000 2>&1 &) ; echo out; exit 4", 4),
+    ("a coprocess", "coproc cat; exit 4", 4),
+    ("children that nobody waits for", f"{PYTHON} careless.py & read _ < ready || exit 4", 4),
+    ("processes that fork while they are killed", f"exec {PYTHON} fork_bomb.py", 4),
+    ("500 orphans at once", "for i in {1..500}; do (true & true) & done; exit 4", 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("_name", "command", "code", "in_namespace"),
+    places(
+        [*OWN_CODES, *SHELL_CODES, *LEFT_BEHIND],
+        again_in_namespace=(
+            "code 0",
+            "code 255",
+            "a double fork",
+            "a session and a double fork",
+            "a daemon with closed files and an empty environment",
+            "a job that writes on",
+            "processes that fork while they are killed",
+            "500 orphans at once",
+        ),
+    ),
+)
+def test_a_trial_that_ends_by_itself(programs, _name, command, code, in_namespace):
+    keeper = start(programs, command, in_namespace=in_namespace, grace_s=LONG_GRACE_S)
+    reason = ExitReason.NONZERO_EXIT if code else ExitReason.SUCCEEDED
+    assert finish(programs, keeper, in_namespace=in_namespace) == (code, reason)
+
+
+@pytest.mark.parametrize(
+    ("_name", "number", "in_namespace"),
+    places(
+        [(name, getattr(signal, f"SIG{name}")) for name in ("TERM", "KILL", "SEGV", "ABRT", "HUP", "INT")],
+        again_in_namespace=("KILL", "TERM"),
+    ),
+)
+def test_a_trial_that_a_signal_ends(programs, _name, number, in_namespace):
+    keeper = start(programs, f"setsid sleep 1000 & kill -{number} $$", in_namespace=in_namespace)
+    assert finish(programs, keeper, in_namespace=in_namespace) == (128 + number, ExitReason.SIGNAL)
+
+
+def test_orphans_are_reaped_while_the_trial_goes_on(programs):
+    programs.gate("gate")
+    keeper = start(
+        programs, "for i in {1..500}; do (true & true) & done; wait; echo > ready; read _ < gate || exit 4"
+    )
+    wait_until_ready(programs)
+
+    def is_alone():
+        children = psutil.Process(keeper.pid).children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.name() for child in children] == ["bash"]
+        return False
+
+    wait_until(is_alone, "only the command is left, without any dead", timeout_s=20)
+    programs.open_gate("gate")
+    assert finish(programs, keeper) == (4, ExitReason.NONZERO_EXIT)
+
+
+# ---- trials that are stopped
+
+DEAF = f"{PYTHON} deaf.py"
+# Each says that it is ready. These end at the polite signal, or with the last that can hear it.
+POLITE = [
+    ("one process", "echo > ready; exec sleep 1000", 128 + TERM),
+    ("a shell and its child", "echo > ready; sleep 1000; true", 128 + TERM),
+    ("a stopped child", "sleep 1000 & kill -STOP $!; echo > ready; wait", 128 + TERM),
+    ("a trial that stopped itself", "trap 'exit 3' TERM; echo > ready; kill -STOP $$; exit 9", 3),
+    ("exit 0 in its handler", f"exec {PYTHON} handler.py 0", 0),
+    ("exit 3 in its handler", f"exec {PYTHON} handler.py 3", 3),
+    ("work saved within the grace", f"exec {PYTHON} saving.py", 6),
+    ("work saved after the shell has gone", f"{PYTHON} saving.py; true", 128 + TERM),
+    (
+        "work saved by the shell itself",
+        "trap 'echo 9 >> saved; exit 7' TERM; echo > ready; sleep 1000 & wait",
+        7,
+    ),
+    ("a deaf process in a session of its own", f"setsid {DEAF} & sleep 1000; true", 128 + TERM),
+    ("a daemon", f"{PYTHON} daemon.py; echo > ready; exec sleep 1000", 128 + TERM),
+    ("children that nobody waits for", f"exec {PYTHON} careless.py", 128 + TERM),
+]
+# These are killed when the grace is over.
+DEAF_ONES = [
+    ("a deaf process", f"exec {DEAF}", 128 + KILL),
+    ("a deaf shell", "trap '' TERM; echo > ready; while :; do sleep 1000; done", 128 + KILL),
+    ("a deaf child", f"{DEAF} & wait", 128 + TERM),
+    ("a deaf grandchild", f"bash -c '{DEAF}; true'; true", 128 + TERM),
+    ("a deaf process and one in another session", f"setsid sleep 1000 & exec {DEAF}", 128 + KILL),
+]
+
+
+@pytest.mark.parametrize(
+    ("_name", "command", "code", "in_namespace"),
+    places(
+        POLITE,
+        again_in_namespace=("a shell and its child", "a stopped child", "exit 3 in its handler", "a daemon"),
+    ),
+)
+def test_a_trial_that_heeds_the_polite_signal(programs, _name, command, code, in_namespace):
+    keeper = start(programs, command, in_namespace=in_namespace, grace_s=LONG_GRACE_S)
+    wait_until_ready(programs)
+    if in_namespace:
+        psutil.Process(keeper.pid).children()[0].send_signal(TERM)
+    else:
+        keeper.signal(TERM)
+    assert finish(programs, keeper, in_namespace=in_namespace) == (code, ExitReason.JOB_LOST)
+    if "saved" in _name:
+        assert (programs.code / "saved").read_text().splitlines()[-1] == "9"
+
+
+@pytest.mark.parametrize(
+    ("_name", "command", "code", "in_namespace"),
+    places(DEAF_ONES, again_in_namespace=("a deaf shell", "a deaf child")),
+)
+def test_a_trial_that_is_deaf_to_the_polite_signal(programs, _name, command, code, in_namespace):
+    keeper = start(programs, command, in_namespace=in_namespace, grace_s=SHORT_GRACE_S)
+    wait_until_ready(programs)
+    if in_namespace:
+        psutil.Process(keeper.pid).children()[0].send_signal(TERM)
+    else:
+        keeper.signal(TERM)
+    assert finish(programs, keeper, in_namespace=in_namespace) == (code, ExitReason.JOB_LOST)
+    assert b"killing it" in programs.file(Stream.KEEPER)
+
+
+@pytest.mark.parametrize("number", [TERM, INT, HUP], ids=lambda number: number.name)
+def test_every_signal_that_asks_a_keeper_to_end_is_a_polite_one_to_the_trial(programs, number):
+    keeper = start(programs, f"exec {PYTHON} handler.py 3", grace_s=LONG_GRACE_S)
+    wait_until_ready(programs)
+    keeper.signal(number)
+    assert finish(programs, keeper) == (3, ExitReason.JOB_LOST)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [(TERM, TERM), (TERM, INT), (INT, TERM), (HUP, HUP)],
+    ids=lambda pair: "+".join(n.name for n in pair),
+)
+def test_a_second_signal_ends_the_grace(programs, pair):
+    keeper = start(programs, f"setsid sleep 1000 & exec {DEAF}", grace_s=LONG_GRACE_S)
+    wait_until_ready(programs)
+    keeper.signal(pair[0])
+    wait_until(lambda: b"stopping" in programs.file(Stream.KEEPER), "the first signal is noted")
+    keeper.signal(pair[1])
+    assert finish(programs, keeper) == (128 + KILL, ExitReason.JOB_LOST)
+    assert b"signalled again" in programs.file(Stream.KEEPER)
+
+
+def test_the_grace_of_the_command_line_comes_before_that_of_the_settings(programs):
+    keeper = start(
+        programs, f"exec {DEAF}", arguments=("--grace-s", str(SHORT_GRACE_S)), grace_s=LONG_GRACE_S
+    )
+    wait_until_ready(programs)
+    keeper.signal(TERM)
+    assert finish(programs, keeper) == (128 + KILL, ExitReason.JOB_LOST)
+
+
+@pytest.mark.parametrize("grace", ["soon", "-1", "inf"])
+def test_a_grace_that_is_none_is_refused(programs, grace):
+    keeper = start(programs, "true", arguments=("--grace-s", grace))
+    assert keeper.wait() == 100
+    assert f"GRACE_S is '{grace}'" in keeper.stderr
+
+
+@pytest.mark.parametrize("_again", range(5))
+def test_a_trial_that_ends_as_it_is_stopped_has_one_end(programs, _again):
+    keeper = start(programs, "setsid sleep 1000 & echo > ready; exit 5", grace_s=LONG_GRACE_S)
+    wait_until_ready(programs)
+    keeper.signal(TERM)
+    code, reason = finish(programs, keeper)
+    assert code in (5, 128 + TERM)
+    assert reason in ((ExitReason.JOB_LOST, ExitReason.NONZERO_EXIT) if code == 5 else (ExitReason.JOB_LOST,))
+
+
+def test_a_stop_over_the_stream_ends_what_left_the_session(programs):
+    keeper = start(programs, f"{PYTHON} daemon.py; setsid {DEAF} & sleep 1000; true", grace_s=LONG_GRACE_S)
+    wait_until_ready(programs)
+    programs.manager.wait_for_message(TrialStarted)
+    programs.manager.send(StopTrial(TRIAL, ExitReason.STOPPED_BY_USER))
+    assert finish(programs, keeper) == (128 + TERM, ExitReason.STOPPED_BY_USER)
+
+
+# ---- whom the kernel takes
+
+
+def test_the_kernel_would_take_any_process_of_the_trial_before_the_keeper(programs):
+    keeper = start(
+        programs,
+        "(setsid cat /proc/self/oom_score_adj &) ; cat /proc/$$/oom_score_adj; echo > ready; exec sleep 1000",
+    )
+    wait_until_ready(programs)
+    scores = [int(score) for score in programs.file(Stream.STDOUT).split()]
+    own = int(Path(f"/proc/{keeper.pid}/oom_score_adj").read_text())
+    assert scores
+    assert all(score == min(own + 500, 1000) for score in scores)
+    keeper.signal(TERM)
+    finish(programs, keeper)
+
+
+@pytest.fixture
+def memory_limit():
+    """Makes a control group of this machine with a limit, and the command that enters it."""
+    mounts = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line.split(":", 2)[2] for line in mounts if ":memory:" in line), None)
+    folder = Path(f"/sys/fs/cgroup/memory{own}") / f"trial-keeper-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("no control group with a memory limit can be made here")
+    (folder / "memory.limit_in_bytes").write_text(str(200 << 20))
+    with contextlib.suppress(OSError):  # without swap there is no such file
+        (folder / "memory.memsw.limit_in_bytes").write_text(str(200 << 20))
+    yield entering(folder)
+    wait_until(lambda: not (folder / "cgroup.procs").read_text(), "nobody is in the group")
+    folder.rmdir()
+
+
+def entering(group):
+    return ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+
+
+@pytest.mark.parametrize(
+    "command", [f"exec {PYTHON} greedy.py", f"{PYTHON} greedy.py; true", f"{PYTHON} greedy.py || exit 3"]
+)
+def test_a_trial_that_fills_the_memory_is_told_what_to_do(programs, memory_limit, command):
+    keeper = start(programs, f"echo before >&2; {command}", prefix=memory_limit)
+    code, reason = finish(programs, keeper)
+    assert (code, reason) == (3 if "exit 3" in command else 128 + KILL, ExitReason.OUT_OF_MEMORY)
+    (ended,) = programs.manager.all_of(TrialEnded)
+    first, *rest = ended.message.splitlines()
+    assert first == (
+        "the container's memory limit of 200 MiB was reached, and the kernel killed a process of the trial; "
+        "ask for more memory in the experiment file or use a smaller batch"
+    )
+    assert rest[0] == "before"
+
+
+def test_a_trial_that_gets_over_a_full_memory_has_succeeded(programs, memory_limit):
+    keeper = start(programs, f"{PYTHON} greedy.py || true", prefix=memory_limit)
+    assert finish(programs, keeper) == (0, ExitReason.SUCCEEDED)
+
+
+# ---- processes of another user
+
+
+@pytest.fixture
+def open_site():
+    """A site that any user may enter, and a command that runs as nobody. It has a program that makes anybody root."""
+    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    importing = [*as_nobody, sys.executable, "-c", "import trial_keeper, grpc"]
+    if os.geteuid() != 0 or subprocess.run(importing, capture_output=True).returncode:
+        pytest.skip("needs root, setpriv, and a checkout and an environment that nobody may read")
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    site = Site(folder)
+    equip(site)
+    site.manager.start()
+    become_root = site.code / "become-root"
+    shutil.copy(str(shutil.which("setpriv")), become_root)
+    for path in folder.rglob("*"):
+        os.chown(path, NOBODY, NOBODY)
+    os.chown(become_root, 0, 0)
+    become_root.chmod(stat.S_ISUID | 0o755)
+    site.become_root = "./become-root --reuid=0 --regid=0 --clear-groups"
+    yield site, as_nobody
+    site.close()
+    shutil.rmtree(folder)
+
+
+# Becomes root once it is another program: nobody but root can signal it then.
+BECOMES_ROOT = "setsid {site.become_root} sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done; exit 4"
+
+
+def add_trial_of_nobody(site, command):
+    site.add_trial(command.format(site=site))
+    for path in (site.workspace.manager_json, *site.workspace.trials.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+
+
+def test_a_process_that_cannot_be_ended_is_named_and_keeps_no_trial_from_its_end(open_site):
+    site, as_nobody = open_site
+    add_trial_of_nobody(site, f"sleep 1000 & {BECOMES_ROOT}")
+    keeper = site.start_keeper(options={"prefix": as_nobody})
+    assert keeper.wait() == 4
+    (left,) = stragglers()
+    try:
+        assert left.cmdline() == ["sleep", "1000"]
+        assert left.uids().real == 0
+        assert f"cannot end process {left.pid} (sleep 1000)" in keeper.stderr
+    finally:
+        left.kill()
+        left.wait()
+    (ended,) = site.manager.all_of(TrialEnded)
+    assert (ended.exit_code, ended.reason) == (4, ExitReason.NONZERO_EXIT)
+
+
+@pytest.fixture
+def delegated_group():
+    """A control group (v2) that belongs to nobody, as a user's does under systemd."""
+    mount = next((path for path in V2_MOUNTS if os.access(path, os.W_OK)), None)
+    folder = (mount or Path("/nowhere")) / f"trial-keeper-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("no control group can be made here")
+    for path in (folder, folder / "cgroup.procs", folder / "cgroup.kill"):
+        os.chown(path, NOBODY, NOBODY)
+    yield folder
+    (folder / "cgroup.kill").write_text("1")
+    wait_until(lambda: not (folder / "cgroup.procs").read_text(), "nobody is in the group")
+    folder.rmdir()
+
+
+def test_where_control_groups_can_be_made_another_users_process_is_ended_too(open_site, delegated_group):
+    site, as_nobody = open_site
+    look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"  # it is moved soon after its start
+    add_trial_of_nobody(site, f"{look}; {BECOMES_ROOT}")
+    site.manager.closes = False
+    keeper = site.start_keeper(
+        options={"prefix": (*entering(delegated_group), *as_nobody)}, collect_logs=True
+    )
+    assert finish(site, keeper) == (4, ExitReason.NONZERO_EXIT)
+    assert f"/{delegated_group.name}/trial-" in site.file(Stream.STDOUT).decode()
+    assert "cannot end" not in keeper.stderr
+    assert [path for path in delegated_group.iterdir() if path.is_dir()] == []
+
+
+# ---- a keeper that is killed
+
+SPREAD_OUT = f"setsid {DEAF} & (sleep 1000 &) ; sleep 1000 | cat"
+
+
+def guards():
+    return [child for child in psutil.Process().children() if is_keepers(child) and not is_dead(child)]
+
+
+def test_a_keeper_that_is_killed_takes_its_trial_with_it(silent_site):
+    site = silent_site
+    equip(site)
+    site.add_trial(SPREAD_OUT)
+    keeper = site.start_keeper()
+    wait_until_ready(site)
+    assert len(processes_of(keeper)) >= 5
+    keeper.signal(KILL)
+    assert keeper.wait() == -KILL
+    wait_until(lambda: not stragglers() and not guards(), "the trial and the guard have ended", timeout_s=10)
+
+
+def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attempt_begins(
+    silent_site, tmp_path
+):
+    site = silent_site
+    equip(site)
+    site.add_trial(f"{SPREAD_OUT}; true")
+    # Another task of this trial, as containers have it that share a machine.
+    other = subprocess.Popen(
+        ["sleep", "1000"],
+        env=os.environ | {"NNI_SYS_DIR": str(site.attempt(AttemptKey(TRIAL, 0, f"{KEY.task}1")).path)},
+    )
+    try:
+        keeper = site.start_keeper()
+        wait_until_ready(site)
+        (guard,) = [child for child in guards() if child.pid != keeper.pid]
+        guard.kill()
+        keeper.signal(KILL)
+        keeper.wait()
+        left = [process for process in stragglers() if process.pid != other.pid]
+        assert len(left) >= 5
+        # The trial's processes would write into the next attempt's files, or hold its GPU.
+        document = json.loads(site.workspace.trial(TRIAL).trial_json.read_bytes())
+        pids = " ".join(str(process.pid) for process in left)
+        look = f"for pid in {pids}; do grep State /proc/$pid/status 2>/dev/null || true; done"
+        site.workspace.trial(TRIAL).trial_json.write_text(json.dumps(document | {"command": look}))
+        second = site.start_keeper(linger_s=0)
+        assert second.wait() == 0
+        states = site.file(Stream.STDOUT, AttemptKey(TRIAL, 1, KEY.task)).decode()
+        assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
+        # Some go by themselves when others do.
+        assert re.search(r"ended [1-9] processes that an earlier attempt", second.stderr)
+        assert stragglers() == [psutil.Process(other.pid)]
+    finally:
+        other.kill()
+        other.wait()
+
+
+# ---- what is no trial's
+
+SPARED = r"""
+import json, os, subprocess, sys, time
+from pathlib import Path
+from trial_keeper.core.warm_command import WarmCommand
+from trial_keeper.host.process import TrialProcess, adopt_orphans
+from trial_keeper.host.warm import WarmInterpreter, WarmStart
+
+def end_of(trial):
+    while (status := trial.poll()) is None:
+        time.sleep(0.002)
+    return status
+
+def children():
+    return sorted(map(int, Path("/proc/thread-self/children").read_text().split()))
+
+adopt_orphans()
+folder = Path(sys.argv[1])
+out, err = folder / "out", folder / "err"
+environ = {**os.environ, "NNI_SYS_DIR": str(folder)}
+helper = subprocess.Popen(["bash", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True)
+ended = subprocess.Popen(["bash", "-c", "exit 7"], start_new_session=True)
+os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # nobody has waited for it
+warm = WarmInterpreter(sys.executable, ("random",), os.environ)
+assert warm.is_ready(20)
+spared = (helper.pid, ended.pid, warm.pid)
+kept = sorted(spared)
+said = {}
+
+command = "for i in {1..20}; do (true & true) & done; setsid sleep 1000 & (sleep 1000 &) ; exit 4"
+trial = TrialProcess.started(command, str(folder), environ, out, err, spared)
+said["plain"] = [end_of(trial), trial.leftovers(), children() == kept]
+
+(folder / "train.py").write_text(
+    "import subprocess, sys\n"
+    "subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+    "subprocess.run(['bash', '-c', 'sleep 1000 &'])\n"
+    "sys.exit(int(sys.argv[1]))\n"
+)
+start = WarmStart(WarmCommand("python", "train.py", ("5",)), str(folder), environ, out, err)
+trial = TrialProcess.of(warm.start(start), spared, sys_dir=str(folder))
+said["warm"] = [end_of(trial), trial.leftovers(), children() == kept]
+
+(folder / "train.py").write_text("import signal\nprint('ready', flush=True)\nsignal.pause()\n")
+trial = TrialProcess.of(warm.start(start), spared, sys_dir=str(folder))
+said["of_a_running_one"] = trial.poll()
+trial.signal(kill=True)
+said["killed"] = [end_of(trial), trial.leftovers(), children() == kept]
+
+said["ended"] = ended.wait()
+said["helper"] = [helper.poll(), len(Path(f"/proc/{helper.pid}/task/{helper.pid}/children").read_text().split())]
+os.killpg(helper.pid, 9)
+helper.wait()
+warm.close()
+print(json.dumps(said))
+"""
+
+
+def test_what_is_spared_outlives_every_trial_and_is_left_to_its_owner(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", SPARED, str(tmp_path)], capture_output=True, text=True, timeout=50
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == {
+        "plain": [4, [], True],
+        "warm": [5, [], True],
+        "of_a_running_one": None,
+        "killed": [-KILL, [], True],
+        "ended": 7,
+        "helper": [None, 2],
+    }

@@ -1,0 +1,308 @@
+"""A real keeper that is given one trial after another: what each of them finds, and what is left of it."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_manager import Site
+from real_experiment import wait_until
+
+from trial_keeper.exit_codes import KeeperExit
+from trial_keeper.wire.messages import AttemptKey, Idle, Leave, RunTrial, StopTrial, Stream, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import exit_from_bytes
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def key_of(trial_id: str, attempt: int = 0) -> AttemptKey:
+    return AttemptKey(trial_id, attempt, "main-0")
+
+
+class Job:
+    """A keeper of a reused job, and the manager's side of it."""
+
+    def __init__(self, site: Site, **overrides) -> None:
+        self.site = site
+        self.keeper = site.start_keeper(trial_id=None, job_id="env-0", **overrides)
+        self.idles = 0
+        self.made = 0
+        self.await_idle()
+
+    def await_idle(self) -> None:
+        self.idles += 1
+        manager = self.site.manager
+        manager.wait_for(lambda: len(manager.all_of(Idle)) >= self.idles, f"idle for the {self.idles}. time")
+
+    def give(self, command: str, **fields) -> str:
+        trial_id = f"trial{self.made}"
+        self.made += 1
+        self.site.add_trial(command, trial_id=trial_id, **fields)
+        self.site.manager.send(RunTrial(trial_id))
+        return trial_id
+
+    def end_of(self, trial_id: str, attempt: int = 0) -> TrialEnded:
+        key, manager = key_of(trial_id, attempt), self.site.manager
+        return manager.wait_for(lambda: manager.store.ended.get(key), f"the end of {trial_id}")
+
+    def run(self, command: str, **fields) -> bytes:
+        """What the command printed, once the keeper is idle again."""
+        trial_id = self.give(command, **fields)
+        ended = self.end_of(trial_id)
+        said = self.site.file(Stream.STDOUT, key_of(trial_id))
+        assert ended.exit_code == 0, self.site.file(Stream.STDERR, key_of(trial_id)).decode()
+        self.await_idle()
+        return said
+
+    def leave(self) -> int:
+        self.site.manager.send(Leave("the test is over"))
+        return self.keeper.wait()
+
+    @property
+    def log(self) -> str:
+        return self.keeper.stderr
+
+
+@pytest.fixture
+def job(site):
+    return Job(site)
+
+
+# ---- in turn
+
+
+def test_two_hundred_trials_follow_each_other_in_one_keeper(site):
+    job = Job(site, collect_logs=True)
+    for number in range(200):
+        assert job.run(f"echo trial {number}") == f"trial {number}\n".encode()
+    assert psutil.Process(job.keeper.pid).children(recursive=True) == []
+    assert job.leave() == 0
+    for number in range(200):
+        key = key_of(f"trial{number}")
+        assert site.manager.stored(Stream.STDOUT, key) == f"trial {number}\n".encode()
+        ended = exit_from_bytes(site.attempt(key).exit_json.read_bytes())
+        assert ended.reason is ExitReason.SUCCEEDED
+        assert ended.started_at_s <= ended.ended_at_s
+
+
+def test_every_trial_has_its_own_end_and_the_job_ends_well(job):
+    failed = job.give("exit 3")
+    assert job.end_of(failed).exit_code == 3
+    job.await_idle()
+    assert job.run("echo fine") == b"fine\n"
+    assert job.leave() == 0
+
+
+def test_a_trial_that_is_stopped_leaves_its_place_to_the_next(job):
+    stopped = job.give("echo here; sleep 1000")
+    wait_for_text(job.site.attempt(key_of(stopped)).stream(Stream.STDOUT), b"here")
+    job.site.manager.send(StopTrial(stopped, ExitReason.EARLY_STOPPED))
+    assert job.end_of(stopped).reason is ExitReason.EARLY_STOPPED
+    job.await_idle()
+    assert job.run("echo next") == b"next\n"
+
+
+def test_no_process_of_a_trial_is_there_when_the_next_one_begins(job):
+    job.run("(setsid sleep 1000 & sleep 1000 & nohup sleep 1000 & disown) > nothing 2>&1; echo done")
+    assert psutil.Process(job.keeper.pid).children(recursive=True) == []
+
+
+def test_the_output_of_all_trials_is_repeated_in_order(site):
+    job = Job(site, relay_output=True)
+    for number in range(5):
+        job.run(f"echo out {number}; echo err {number} >&2")
+    assert job.leave() == 0
+    assert job.keeper.stdout_file.read_text() == "".join(f"out {number}\n" for number in range(5))
+    assert [line for line in job.log.splitlines() if line.startswith("err")] == [
+        f"err {number}" for number in range(5)
+    ]
+
+
+def test_what_a_trial_leaves_in_the_temporary_folder_is_in_its_log(site, tmp_path):
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
+    site.environ["TMPDIR"] = str(tmp)
+    job = Job(site)
+    job.run('touch "$TMPDIR/cache"; mkdir "$TMPDIR/model"')
+    assert "still there: cache, model" in site.file(Stream.KEEPER, key_of("trial0")).decode()
+    job.run("true")
+    assert "still there" not in site.file(Stream.KEEPER, key_of("trial1")).decode()
+
+
+def test_a_keeper_that_nobody_gives_a_trial_leaves(site):
+    job = Job(site, idle_timeout_s=3.0)
+    assert job.keeper.wait() == 0
+    assert "no trial has come for 3 s" in job.log
+
+
+def test_a_keeper_that_has_run_as_many_trials_as_it_may_leaves(site):
+    job = Job(site, max_trials=2)
+    job.run("true")
+    job.end_of(job.give("true"))
+    assert job.keeper.wait() == 0
+
+
+def test_a_trial_whose_folder_cannot_be_made_fails_and_the_job_leaves(site):
+    job = Job(site)
+    trial_id = "trial0"
+    site.add_trial("true", trial_id=trial_id)
+    (site.workspace.trial(trial_id).path / "attempts").write_text("in the way")
+    site.manager.send(RunTrial(trial_id))
+    assert job.end_of(trial_id).reason is ExitReason.MOUNT
+    assert job.keeper.wait() == KeeperExit.POISONED
+
+
+def test_a_job_whose_manager_went_away_goes_on_with_the_next_manager(job):
+    gate = job.site.gate("gate")
+    trial_id = job.give(f"cat {gate}; echo done")
+    wait_for_text(job.site.attempt(key_of(trial_id)).stream(Stream.KEEPER), b"the command runs")
+    job.site.manager.die()
+    job.site.open_gate("gate")
+    job.site.manager.start()
+    assert job.end_of(trial_id).exit_code == 0
+    job.await_idle()
+    assert job.run("echo next") == b"next\n"
+
+
+def test_a_keeper_that_is_signalled_ends_its_trial_and_leaves(job):
+    trial_id = job.give("echo here; exec sleep 1000")
+    wait_for_text(job.site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"here")
+    job.keeper.signal(signal.SIGTERM)
+    assert job.keeper.wait() == 0
+    assert job.end_of(trial_id).reason is ExitReason.JOB_LOST
+
+
+# ---- nothing leaks from one trial to the next, whether it is started plainly or as a fork
+
+# Each script is run twice: the first time it changes something, the second time it must not find it.
+LEAKS = {
+    "environment": "import os; print(os.environ.get('LEAK')); os.environ['LEAK'] = os.putenv('LEAK', 'x') or 'x'",
+    "working folder": "import os; print(os.getcwd()); os.chdir('/')",
+    "umask": "import os; print(os.umask(0o077))",
+    "signal mask": "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}))",
+    "signal handlers": "import signal; print(signal.signal(signal.SIGTERM, signal.SIG_IGN))",
+    "descriptors": "import os; print(sorted(os.listdir('/proc/self/fd'))); os.set_inheritable(os.dup2(1, 77), True)",
+    "limits": "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE)); r.setrlimit(r.RLIMIT_NOFILE, (64, 64))",
+    "nice level": "import os; print(os.nice(5) - 5)",
+    "user modules": "import sys, types; print('mine' in sys.modules); import mine; mine.state = 1",
+    "state of library modules": "import json; print(hasattr(json, 'leak')); json.leak = 1",
+    "python path": "import sys; print([p for p in sys.path if 'leak' in p]); sys.path.insert(0, '/leak')",
+    "arguments": "import sys; print(sys.argv); sys.argv.append('leak')",
+    "main module": "print('leak' in globals()); leak = 1",
+    "session": "import os; print(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid())",
+    "parent": "import os; print(os.getppid() == int(os.environ['KEEPER_PID']) or os.environ['IS_PLAIN'])",
+    "capability to dump core": "import resource as r; print(r.getrlimit(r.RLIMIT_CORE)); r.setrlimit(r.RLIMIT_CORE, (0, 0))",
+    "alarm": "import signal; print(signal.alarm(1000))",
+    "random numbers": "import random; print(len({random.random() for _ in range(3)}))",
+}
+
+
+def a_job_of(site, kind: str) -> Job:
+    if kind == "warm":
+        return Job(site, warm_imports=("json",))
+    return Job(site)
+
+
+@pytest.mark.parametrize("kind", ["plain", "warm"])
+@pytest.mark.parametrize("what", LEAKS)
+def test_no_trial_finds_what_another_has_changed(site, what, kind):
+    (site.code / "mine.py").write_text("state = 0\n")
+    (site.code / "train.py").write_text(LEAKS[what] + "\n")
+    (site.code / "warming.py").write_text("print('warming')\n")
+    site.environ |= {"KEEPER_PID": str(os.getpid()), "IS_PLAIN": "True"}
+    job = a_job_of(site, kind)
+    if kind == "warm":
+        until_warm(job)
+    said = [job.run(f"{sys.executable} train.py") for _ in range(3)]
+    assert said[0] == said[1] == said[2]
+    assert said[0]
+    if kind == "warm":
+        assert job.log.count("as a fork of a warm interpreter") >= 3, job.log
+    assert job.leave() == 0
+
+
+def test_random_numbers_differ_from_trial_to_trial_also_when_they_are_forks(site):
+    (site.code / "warming.py").write_text("print('warming')\n")
+    (site.code / "train.py").write_text("import random; print(random.random())\n")
+    job = Job(site, warm_imports=("random",))
+    until_warm(job)
+    assert len({job.run(f"{sys.executable} train.py") for _ in range(4)}) == 4
+
+
+# ---- warm starts
+
+
+def until_warm(job: Job) -> None:
+    """Run trials until one is a fork; the first ones start plainly while the interpreter imports."""
+    for _ in range(100):
+        job.run(f"{sys.executable} warming.py")
+        if "as a fork of a warm interpreter" in job.log:
+            return
+    raise AssertionError(job.log)
+
+
+def test_a_warm_trial_reports_stops_and_ends_like_any_other(site):
+    (site.code / "warming.py").write_text("print('warming')\n")
+    (site.code / "train.py").write_text(
+        "import signal, sys\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "nni.report_intermediate_result(1)\nprint('here', flush=True)\nsignal.pause()\n"
+    )
+    job = Job(site, warm_imports=("json",))
+    until_warm(job)
+    trial_id = job.give(f"{sys.executable} train.py")
+    wait_for_text(site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"here")
+    site.manager.send(StopTrial(trial_id, ExitReason.STOPPED_BY_USER))
+    ended = job.end_of(trial_id)
+    assert (ended.reason, ended.exit_code) == (ExitReason.STOPPED_BY_USER, 7)
+    assert b'"value": "1"' in site.manager.stored(Stream.METRICS, key_of(trial_id))
+    assert job.leave() == 0
+
+
+def test_a_command_that_needs_a_shell_starts_plainly_and_that_is_said_once(site):
+    job = Job(site, warm_imports=("json",))
+    for _ in range(3):
+        assert job.run("echo $((1 + 1))") == b"2\n"
+    assert job.log.count("only `python script.py arguments` can be started warm") == 1
+
+
+def test_a_module_that_cannot_be_imported_costs_warmth_and_nothing_else(site):
+    (site.code / "train.py").write_text("print('fine')\n")
+    job = Job(site, warm_imports=("no_such_module",))
+    for _ in range(20):
+        assert job.run(f"{sys.executable} train.py") == b"fine\n"
+    assert "no_such_module" in job.log
+    assert "as a fork" not in job.log
+
+
+def test_a_warm_interpreter_that_dies_is_done_without(site):
+    (site.code / "warming.py").write_text("print('warming')\n")
+    job = Job(site, warm_imports=("json",))
+    until_warm(job)
+    (interpreter,) = psutil.Process(job.keeper.pid).children()
+    interpreter.kill()
+    assert job.run(f"{sys.executable} warming.py") == b"warming\n"
+    assert job.run(f"{sys.executable} warming.py") == b"warming\n"
+    assert job.leave() == 0
+
+
+def test_nothing_is_left_of_a_keeper_with_a_warm_trial_that_was_killed(site):
+    (site.code / "warming.py").write_text("print('warming')\n")
+    (site.code / "train.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(1000)\n")
+    job = Job(site, warm_imports=("json",))
+    until_warm(job)
+    trial_id = job.give(f"{sys.executable} train.py")
+    wait_for_text(site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"here")
+    below = psutil.Process(job.keeper.pid).children(recursive=True)
+    assert len(below) == 2
+    job.keeper.signal(signal.SIGKILL)
+    job.keeper.process.wait(30)
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == []
+
+
+def wait_for_text(path: Path, text: bytes) -> None:
+    wait_until(lambda: path.exists() and text in path.read_bytes(), f"{text!r} in {path}")

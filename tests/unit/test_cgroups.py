@@ -1,0 +1,194 @@
+"""Where a process's control group is found, and what its files say, for machines and containers of all kinds."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trial_keeper.host.cgroups import MemoryCgroup, TrialCgroup
+
+V1_MOUNT = "35 31 0:32 {top} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory"
+V1_CPU_MOUNT = "32 31 0:29 {top} /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct"
+V2_MOUNT = "41 31 0:38 {top} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+HYBRID_MOUNT = "41 31 0:38 {top} /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
+OTHER_MOUNTS = (
+    "23 1 8:1 / / rw - ext4 /dev/sda1 rw\n31 23 0:28 / /sys/fs/cgroup ro shared:8 - tmpfs tmpfs ro,mode=755"
+)
+V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+V2_EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill {}\noom_group_kill 0\n"
+
+
+@pytest.fixture
+def a_machine(tmp_path):
+    """Makes a root folder with what /proc/self says, and the groups that can be seen."""
+
+    def make(cgroup, *mounts, groups):
+        proc = tmp_path / "proc" / "self"
+        proc.mkdir(parents=True)
+        (proc / "cgroup").write_text(cgroup + "\n")
+        (proc / "mountinfo").write_text("\n".join([OTHER_MOUNTS, *mounts]) + "\n")
+        for path, files in groups.items():
+            folder = tmp_path / path.lstrip("/")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                (folder / name).write_text(content)
+        return tmp_path
+
+    return make
+
+
+def v1(kills=0, limit=9223372036854771712, peak=1000):
+    return {
+        "memory.oom_control": V1_CONTROL.format(kills),
+        "memory.limit_in_bytes": f"{limit}\n",
+        "memory.max_usage_in_bytes": f"{peak}\n",
+    }
+
+
+def v2(kills=0, limit="max", peak=1000):
+    return {
+        "memory.events": V2_EVENTS.format(kills),
+        "memory.max": f"{limit}\n",
+        "memory.peak": f"{peak}\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "groups"),
+    [
+        pytest.param(
+            "5:cpu,cpuacct:/\n4:memory:/\n0::/",
+            [V1_CPU_MOUNT.format(top="/"), V1_MOUNT.format(top="/")],
+            {"/sys/fs/cgroup/memory": v1(7)},
+            id="v1, in a container with a cgroup namespace",
+        ),
+        pytest.param(
+            "4:memory:/docker/abc",
+            [V1_MOUNT.format(top="/docker/abc")],
+            {"/sys/fs/cgroup/memory": v1(7)},
+            id="v1, in a container without one",
+        ),
+        pytest.param(
+            "4:memory:/kubepods/pod1/abc",
+            [V1_MOUNT.format(top="/")],
+            {"/sys/fs/cgroup/memory": v1(1), "/sys/fs/cgroup/memory/kubepods/pod1/abc": v1(7)},
+            id="v1, with the machine's whole hierarchy",
+        ),
+        pytest.param(
+            "4:memory:/kubepods/pod1/abc",
+            [V1_MOUNT.format(top="/elsewhere")],
+            {"/sys/fs/cgroup/memory": v1(7)},
+            id="v1, with a path that leads nowhere",
+        ),
+        pytest.param(
+            "4:memory:/user/me\n0::/user/me",
+            [V1_MOUNT.format(top="/"), HYBRID_MOUNT.format(top="/")],
+            {"/sys/fs/cgroup/memory/user/me": v1(7), "/sys/fs/cgroup/unified/user/me": {"cgroup.procs": ""}},
+            id="both, with memory in v1",
+        ),
+        pytest.param("0::/", [V2_MOUNT.format(top="/")], {"/sys/fs/cgroup": v2(7)}, id="v2, in a container"),
+        pytest.param(
+            "0::/system.slice/docker-abc.scope",
+            [V2_MOUNT.format(top="/system.slice/docker-abc.scope")],
+            {"/sys/fs/cgroup": v2(7)},
+            id="v2, in a container without a cgroup namespace",
+        ),
+        pytest.param(
+            "0::/user.slice/user-1.slice/a b",
+            [V2_MOUNT.format(top="/")],
+            {"/sys/fs/cgroup": v2(1), "/sys/fs/cgroup/user.slice/user-1.slice/a b": v2(7)},
+            id="v2, on a machine",
+        ),
+        pytest.param(
+            r"0::/getty@\x2d.slice",
+            [V2_MOUNT.format(top=r"/getty@\134x2d.slice")],
+            {"/sys/fs/cgroup": v2(7)},
+            id="v2, with a name that systemd has escaped",
+        ),
+        pytest.param(
+            "0::/../sibling",
+            [V2_MOUNT.format(top="/../..")],
+            {"/sys/fs/cgroup": v2(7), "/sys/fs/sibling": v2(1)},
+            id="v2, seen from another namespace",
+        ),
+    ],
+)
+def test_the_own_group_is_found(a_machine, cgroup, mounts, groups):
+    memory = MemoryCgroup.own(a_machine(cgroup, *mounts, groups=groups))
+    assert memory is not None
+    assert memory.oom_kills() == 7
+    assert memory.limit_bytes() is None
+    assert memory.peak_bytes() == 1000
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "groups"),
+    [
+        ("", [], {}),
+        ("0::/", [], {}),
+        ("4:memory:/", [V1_CPU_MOUNT.format(top="/")], {"/sys/fs/cgroup/cpu": v1(7)}),
+        # The machine's topmost group counts nothing.
+        ("0::/", [V2_MOUNT.format(top="/")], {"/sys/fs/cgroup": {"cgroup.procs": ""}}),
+        ("4:pids:/", [V1_MOUNT.format(top="/")], {"/sys/fs/cgroup/memory": v1(7)}),
+    ],
+)
+def test_where_no_memory_is_counted_there_is_no_group(a_machine, cgroup, mounts, groups):
+    assert MemoryCgroup.own(a_machine(cgroup, *mounts, groups=groups)) is None
+
+
+WORDS = st.sampled_from(
+    ["0", "4", ":", "memory", "/", "..", " ", "\n", " - ", "cgroup", "cgroup2", "rw", "\\134", ","]
+)
+
+
+@given(cgroup=st.lists(WORDS).map("".join), mounts=st.lists(WORDS).map("".join))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_the_kernel_says_is_no_reason_to_fail(tmp_path_factory, cgroup, mounts):
+    root = tmp_path_factory.mktemp("root")
+    (root / "proc" / "self").mkdir(parents=True)
+    (root / "proc" / "self" / "cgroup").write_text(cgroup)
+    (root / "proc" / "self" / "mountinfo").write_text(mounts)
+    assert MemoryCgroup.own(root) is None
+    assert TrialCgroup.around(7, root) is None
+
+
+@pytest.mark.parametrize("root", ["no", "proc"])
+def test_without_proc_there_is_no_group(tmp_path, root):
+    assert MemoryCgroup.own(tmp_path / root) is None
+    assert TrialCgroup.around(os.getpid(), tmp_path / root) is None
+
+
+def test_the_lowest_limit_on_the_way_up_holds(a_machine):
+    groups = {
+        "/sys/fs/cgroup": {},
+        "/sys/fs/cgroup/pod": v2(limit=512 << 20),
+        "/sys/fs/cgroup/pod/container": v2(limit=1 << 30),
+    }
+    memory = MemoryCgroup.own(a_machine("0::/pod/container", V2_MOUNT.format(top="/"), groups=groups))
+    assert memory.limit_bytes() == 512 << 20
+
+
+def test_a_limit_of_v1_is_read(a_machine):
+    root = a_machine(
+        "4:memory:/", V1_MOUNT.format(top="/"), groups={"/sys/fs/cgroup/memory": v1(limit=96 << 20)}
+    )
+    assert MemoryCgroup.own(root).limit_bytes() == 96 << 20
+
+
+def test_a_kernel_that_does_not_tell_the_peak_or_the_kills_has_none(a_machine):
+    groups = {"/sys/fs/cgroup": {"memory.events": "low 0\n", "memory.max": "max\n"}}
+    memory = MemoryCgroup.own(a_machine("0::/", V2_MOUNT.format(top="/"), groups=groups))
+    assert (memory.oom_kills(), memory.limit_bytes(), memory.peak_bytes()) == (0, None, None)
+
+
+def test_no_group_is_made_in_the_machines_topmost_one(a_machine):
+    root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.procs": ""}})
+    assert TrialCgroup.around(os.getpid(), root) is None
+    assert [path.name for path in (root / "sys/fs/cgroup").iterdir()] == ["cgroup.procs"]
+
+
+def test_a_group_that_cannot_be_made_is_done_without(a_machine):
+    root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.kill": ""}})
+    (root / "sys/fs/cgroup" / "trial-7").write_text("in the way")
+    assert TrialCgroup.around(7, root) is None

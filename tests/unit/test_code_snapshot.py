@@ -1,0 +1,392 @@
+"""The training code as one file in the workspace."""
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nni_manager.engine import code_snapshot
+from nni_manager.engine.code_snapshot import CodeUnusable, SnapshotNotWritten, take_snapshot
+from trial_keeper.host.mount import unpack_code
+from trial_keeper.wire.workspace import Workspace
+
+
+class Place:
+    """A code folder, a workspace, and what a keeper makes of both."""
+
+    def __init__(self, folder):
+        self.code, self.workspace = folder / "code", Workspace(folder / "EXPT")
+        self.code.mkdir(parents=True)
+        self.workspace.root.mkdir()
+        self._folder = folder
+        self._unpacked = 0
+
+    def write(self, **files):
+        for name, content in files.items():
+            path = self.code / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+
+    def take(self):
+        return take_snapshot(self.code, self.workspace)
+
+    def unpack(self):
+        self._unpacked += 1
+        folder = self._folder / f"unpacked{self._unpacked}"
+        unpack_code(self.workspace.file(self.take().name), folder)
+        return folder
+
+    def snapshots(self):
+        return sorted(path.name for path in self.workspace.root.iterdir())
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def tree(folder):
+    """Everything below a folder, as bytes: names, kinds, rights, contents."""
+    found = {}
+    root = os.fsencode(folder)
+    for parent, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = os.path.join(parent, name)
+            relative = os.path.relpath(path, root)
+            if os.path.islink(path):
+                found[relative] = os.readlink(path)
+            elif os.path.isdir(path):
+                found[relative] = None
+            else:
+                with open(path, "rb") as file:
+                    found[relative] = (bool(os.stat(path).st_mode & 0o100), file.read())
+    return found
+
+
+# ---- what is packed
+
+
+NAMES = st.binary(min_size=1, max_size=20).filter(
+    lambda name: not set(name) & {0, 47} and name not in (b".", b"..", b".nniignore")
+)
+TREES = st.recursive(
+    st.binary(max_size=2000) | st.tuples(st.booleans(), st.binary(max_size=10)),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def make(folder, content):
+    for name, inner in content.items():
+        path = os.path.join(folder, name)
+        if isinstance(inner, dict):
+            os.mkdir(path)
+            make(path, inner)
+        else:
+            is_program, data = inner if isinstance(inner, tuple) else (False, inner)
+            with open(path, "wb") as file:
+                file.write(data)
+            os.chmod(path, 0o700 if is_program else 0o600)
+
+
+@settings(max_examples=60, deadline=None)
+@given(content=st.dictionaries(NAMES, TREES, max_size=4))
+def test_a_keeper_unpacks_what_was_there_whatever_the_names(tmp_path_factory, content):
+    place = Place(tmp_path_factory.mktemp("place"))
+    make(os.fsencode(place.code), content)
+    unpacked = place.unpack()
+    assert tree(unpacked) == tree(place.code)
+
+
+def test_the_same_content_gives_the_same_bytes_and_no_second_file(place, tmp_path):
+    place.write(b="2", a="1", sub__c="3")
+    first = place.take()
+    content = place.workspace.file(first.name).read_bytes()
+    assert content[4:8] == bytes(4), "the time in the head of a gzip file"
+    stamp = place.workspace.file(first.name).stat().st_mtime_ns
+    os.utime(place.code / "a", (1, 1))
+    assert place.take() == first
+    assert place.workspace.file(first.name).stat().st_mtime_ns == stamp
+    other = Place(tmp_path / "other")
+    other.write(sub__c="3", a="1", b="2")
+    assert other.workspace.file(other.take().name).read_bytes() == content
+    assert place.snapshots() == [first.name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda code: (code / "train.py").write_text("print(2)"),
+        lambda code: (code / "train.py").chmod(0o755),
+        lambda code: (code / "train.py").rename(code / "main.py"),
+        lambda code: (code / "empty").mkdir(),
+        lambda code: (code / "link").symlink_to("train.py"),
+    ],
+    ids=["content", "rights", "name", "folder", "link"],
+)
+def test_changed_code_is_another_snapshot_and_the_old_one_stays(place, change):
+    place.write(train_dot_py="print(1)")
+    first = place.take().name
+    change(place.code)
+    second = place.take().name
+    assert first != second
+    assert place.snapshots() == sorted([first, second])
+
+
+def test_it_says_how_much_there_is(place):
+    place.write(a="x" * 2**20, sub__b="y" * 2**19)
+    snapshot = place.take()
+    assert (snapshot.files, snapshot.size_bytes) == (2, 2**20 + 2**19)
+    assert str(snapshot) == f"2 files, 1.5 MiB in {snapshot.name}"
+
+
+def test_a_container_of_another_user_can_use_it(place):
+    place.write(train_dot_py="1", tool="2")
+    (place.code / "train.py").chmod(0o600)
+    (place.code / "tool").chmod(0o4700)
+    (place.code / "private").mkdir(mode=0o700)
+    umask = os.umask(0o077)
+    try:
+        unpacked, file = place.unpack(), place.workspace.file(place.take().name)
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((unpacked / "train.py").stat().st_mode) == 0o644
+    assert stat.S_IMODE((unpacked / "tool").stat().st_mode) == 0o755
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    with tarfile.open(file) as archive:
+        assert {(member.uid, member.gid, member.mtime) for member in archive} == {(0, 0, 315532800)}
+        assert archive.getmember("private").mode == 0o755
+
+
+def test_what_nniignore_names_is_left_out(place):
+    place.write(train_dot_py="1", data__big="2", sub__x_dot_log="3", sub__y="4")
+    (place.code / ".nniignore").write_text("data/\n*.log\n")
+    assert set(tree(place.unpack())) == {b".nniignore", b"train.py", b"sub", b"sub/y"}
+
+
+def test_an_ignore_file_with_a_line_that_is_none_is_named(place):
+    (place.code / ".nniignore").write_text("*.log\n!\n")
+    with pytest.raises(CodeUnusable, match=r"cannot use \S+/\.nniignore: line 2, '!', is no pattern"):
+        place.take()
+
+
+def test_the_experiments_own_folder_is_left_out(tmp_path):
+    place = Place(tmp_path)
+    place.write(train_dot_py="1")
+    place.workspace = Workspace(place.code / "experiments" / "EXPT")
+    place.workspace.root.mkdir(parents=True)
+    first = place.take()
+    assert place.take() == first
+    assert set(tree(place.unpack())) == {b"train.py", b"experiments"}
+
+
+def test_sockets_and_pipes_are_left_out_and_told_of(place, monkeypatch):
+    place.write(train_dot_py="1")
+    os.mkfifo(place.code / "pipe")
+    monkeypatch.chdir(place.code)  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        assert place.take().left_out == ("pipe", "socket")
+        assert set(tree(place.unpack())) == {b"train.py"}
+
+
+# ---- links
+
+
+def test_links_inside_stay_links_also_those_to_nowhere(place):
+    place.write(sub__train_dot_py="1")
+    links = {"main.py": "sub/train.py", "again": "sub", "nowhere": "no/such/file", "sub/up": "../main.py"}
+    for name, target in links.items():
+        (place.code / name).symlink_to(target)
+    unpacked = place.unpack()
+    assert {name: os.readlink(unpacked / name) for name in links} == links
+    assert (unpacked / "sub" / "up").read_text() == "1"
+
+
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_a_link_that_leads_outside_is_what_it_leads_to(place, tmp_path, is_absolute):
+    (tmp_path / "shared" / "deep").mkdir(parents=True)
+    (tmp_path / "shared" / "deep" / "lib.py").write_text("2")
+    (tmp_path / "one").write_text("3")
+    base = str(tmp_path) if is_absolute else ".."
+    (place.code / "lib").symlink_to(f"{base}/shared")
+    (place.code / "one").symlink_to(f"{base}/one")
+    assert tree(place.unpack()) == {
+        b"lib": None,
+        b"lib/deep": None,
+        b"lib/deep/lib.py": (False, b"2"),
+        b"one": (False, b"3"),
+    }
+
+
+def test_a_link_that_leaves_the_folder_and_comes_back_does_not_need_its_name(place):
+    place.write(train_dot_py="1")
+    (place.code / "main.py").symlink_to("../code/train.py")
+    assert tree(place.unpack())[b"main.py"] == (False, b"1")
+
+
+def test_a_link_to_nowhere_outside_is_an_error_with_the_way_out(place):
+    (place.code / "data").symlink_to("/mnt/no-such-storage/data")
+    with pytest.raises(CodeUnusable, match=r"cannot pack the link 'data' .*; name it in \.nniignore"):
+        place.take()
+    (place.code / ".nniignore").write_text("/data\n")
+    assert place.take().files == 1
+
+
+def test_a_link_to_a_folder_that_holds_it_is_an_error(place):
+    (place.code / "up").symlink_to("..")
+    with pytest.raises(CodeUnusable, match=r"cannot pack 'up/code/' .*remove it, or name it"):
+        place.take()
+
+
+# ---- too much
+
+
+def test_too_many_files_are_counted_and_the_fullest_folders_named(place):
+    for number in range(1995):
+        (place.code / f"data{number % 2}").mkdir(exist_ok=True)
+        (place.code / f"data{number % 2}" / str(number)).touch()
+    place.write(a="", b="", c="", d="", e="")
+    place.take()
+    place.write(f="")
+    with pytest.raises(CodeUnusable) as caught:
+        place.take()
+    message = str(caught.value)
+    assert message.startswith(
+        f"cannot pack codeDir {place.code}: it holds 2001 files of 0.0 MiB, and 2000 files"
+    )
+    assert (
+        "the most is in 'data0'/ (998 files, 0.0 MiB), 'data1'/ (997 files, 0.0 MiB), 'a' (1 files" in message
+    )
+    assert message.endswith(
+        "name what trials do not need in .nniignore there, or put data on the shared storage"
+    )
+    assert len(place.snapshots()) == 1
+
+
+def test_a_folder_that_is_too_large_is_told_down_to_the_file_that_makes_it_so(place):
+    place.write(train_dot_py="1" * 100, deep__down__small="2")
+    os.truncate(place.code / "deep" / "down" / "small", 2**20)
+    (place.code / "deep" / "down" / "model.bin").touch()
+    os.truncate(place.code / "deep" / "down" / "model.bin", 300 * 2**20)
+    with pytest.raises(CodeUnusable) as caught:
+        place.take()
+    assert "it holds 3 files of 301.0 MiB" in str(caught.value)
+    assert "the most is in 'deep/down/model.bin' (1 files, 300.0 MiB), 'train.py'" in str(caught.value)
+    (place.code / ".nniignore").write_text("model.bin")
+    assert place.take().files == 3
+
+
+def test_a_huge_folder_is_not_looked_at_to_its_end(place, monkeypatch):
+    monkeypatch.setattr(code_snapshot, "_MOST_LOOKED_AT", 50)
+    for number in range(60):
+        (place.code / str(number)).touch()
+    with pytest.raises(CodeUnusable, match="it holds more than 50 files"):
+        place.take()
+
+
+# ---- what moves, and what cannot be read
+
+
+def test_a_file_that_never_stands_still_harms_nothing(place):
+    place.write(a_dot_log="", train_dot_py="1", z="2")
+    stopped, grown = threading.Event(), threading.Event()
+
+    def grow_and_shrink():
+        with (place.code / "a.log").open("ab", buffering=0) as log:
+            while not stopped.is_set():
+                log.write(b"line\n" * 1000)
+                if log.tell() > 100_000:
+                    log.truncate(0)
+                grown.set()
+
+    writer = threading.Thread(target=grow_and_shrink)
+    writer.start()
+    try:
+        grown.wait(10)
+        for _ in range(5):
+            found = tree(place.unpack())
+            assert found[b"train.py"] == (False, b"1")
+            assert found[b"z"] == (False, b"2")
+            assert set(found[b"a.log"][1]) <= set(b"line\n")
+    finally:
+        stopped.set()
+        writer.join()
+
+
+def test_a_file_that_was_written_while_it_was_read_is_read_again(place, monkeypatch):
+    place.write(train_dot_py="half")
+    copy, times = code_snapshot._copy, []
+
+    def copy_while_somebody_writes(file, into, size_bytes):
+        copy(file, into, size_bytes)
+        times.append(size_bytes)
+        if len(times) == 1:
+            place.write(train_dot_py="the whole of it")
+
+    monkeypatch.setattr(code_snapshot, "_copy", copy_while_somebody_writes)
+    assert tree(place.unpack())[b"train.py"] == (False, b"the whole of it")
+
+
+def test_a_file_that_is_gone_by_then_was_never_there(place, monkeypatch):
+    place.write(train_dot_py="1", lock="2")
+    entries = code_snapshot._Scan.entries
+
+    def scan_and_lose(scan):
+        found = entries(scan)
+        (place.code / "lock").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(code_snapshot._Scan, "entries", scan_and_lose)
+    assert set(tree(place.unpack())) == {b"train.py"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_files_that_cannot_be_read_are_named_together(tmp_path):
+    place = Place(tmp_path)
+    place.write(open="1", secret="2", sub__hidden="3")
+    (place.code / "secret").chmod(0o600)
+    (place.code / "sub").chmod(0o700)
+    place.workspace.root.chmod(0o777)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o755)
+    script = (
+        "import sys; from pathlib import Path; from nni_manager.engine.code_snapshot import *\n"
+        "try: take_snapshot(Path(sys.argv[1]), Workspace(Path(sys.argv[2])))\n"
+        "except CodeUnusable as error: print(error)"
+    )
+    prefix = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    command = [*prefix, sys.executable, "-c", script, place.code, place.workspace.root]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.stdout.startswith(f"cannot read 'secret', 'sub/' in codeDir {place.code}; "), done.stderr
+    assert ".nniignore" in done.stdout
+
+
+def test_a_code_folder_that_is_gone_is_named(place):
+    shutil.rmtree(place.code)
+    with pytest.raises(CodeUnusable, match=r"cannot read codeDir \S+/code: No such file or directory; "):
+        place.take()
+
+
+def test_a_workspace_that_takes_nothing_is_tried_again_and_keeps_no_half_of_it(place, monkeypatch):
+    place.write(train_dot_py=os.urandom(5000).hex())
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        SnapshotNotWritten, match=r"cannot write the code snapshot .*No space left on device; "
+    ):
+        place.take()
+    assert place.snapshots() == []
+    monkeypatch.undo()
+    assert place.snapshots() == [] != [place.take().name]

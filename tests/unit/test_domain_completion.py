@@ -1,0 +1,57 @@
+"""When a trial in several tasks is over."""
+
+import pytest
+
+from nni_manager.domain.completion import Completion, TaskRole
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+
+def end_of(task: str, *, well: bool = True) -> TrialEnded:
+    reason = ExitReason.SUCCEEDED if well else ExitReason.NONZERO_EXIT
+    return TrialEnded(AttemptKey("abcde", 0, task), reason, 0 if well else 1, 1.0, 2.0)
+
+
+PS_AND_WORKERS = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2)))
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_the_end_of_the_only_task_is_the_trials(well) -> None:
+    end = end_of("main-0", well=well)
+    assert Completion().decisive([end]) is end
+
+
+def test_one_success_is_not_enough_where_two_are_asked_for() -> None:
+    first, second = end_of("worker-1"), end_of("worker-0")
+    assert PS_AND_WORKERS.decisive([first]) is None
+    assert PS_AND_WORKERS.decisive([first, second]) is second
+
+
+def test_the_first_failure_decides_where_one_is_enough() -> None:
+    failure = end_of("ps-0", well=False)
+    assert PS_AND_WORKERS.decisive([end_of("worker-0"), failure]) is failure
+
+
+def test_what_has_decided_is_not_decided_again_by_what_comes_after() -> None:
+    failure = end_of("worker-0", well=False)
+    assert PS_AND_WORKERS.decisive([failure, end_of("worker-1"), end_of("ps-0")]) is failure
+
+
+def test_failures_that_do_not_matter_leave_the_success_of_another_task() -> None:
+    lenient = Completion((TaskRole("worker", 2, -1, -1),))
+    success, failure = end_of("worker-0"), end_of("worker-1", well=False)
+    assert lenient.decisive([failure]) is None
+    assert lenient.decisive([failure, success]) is success
+    assert lenient.decisive([success, failure]) is success
+
+
+def test_when_every_task_has_failed_so_has_the_trial() -> None:
+    lenient = Completion((TaskRole("worker", 2, -1, -1),))
+    failures = [end_of("worker-0", well=False), end_of("worker-1", well=False)]
+    assert lenient.decisive(failures) is failures[-1]
+
+
+def test_a_role_with_dashes_in_its_name_is_found() -> None:
+    named = Completion((TaskRole("my-ps", 1, -1, -1), TaskRole("my-worker", 1, 1, 1)))
+    assert named.decisive([end_of("my-ps-0", well=False)]) is None
+    assert named.tasks == 2

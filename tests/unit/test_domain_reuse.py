@@ -1,0 +1,447 @@
+"""Jobs that run many trials in turn, and trials in many tasks: whole searches played in milliseconds."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nni_manager.domain.completion import Completion, TaskRole
+from nni_manager.domain.experiment import (
+    AskTuner,
+    AttemptDelivered,
+    AttemptEnded,
+    AttemptStarted,
+    Begun,
+    CancelTrial,
+    CloseAttempt,
+    DismissJob,
+    Effect,
+    Event,
+    Experiment,
+    ExperimentState,
+    ExperimentStopAsked,
+    Finish,
+    GiveTrial,
+    JobGone,
+    KeeperIdle,
+    KeeperMatched,
+    Limits,
+    MetricsStored,
+    ParametersSuggested,
+    SubmitJob,
+    TaskReported,
+    TrialStopAsked,
+)
+from nni_manager.domain.jobs import JobState
+from nni_manager.domain.trial import Trial, TrialState
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+
+class Play:
+    """An experiment whose tuner answers at once. Trials are named t0, t1, …"""
+
+    def __init__(self, **options: Any) -> None:
+        limits = Limits(options.pop("concurrency", 1), options.pop("max_trials", 3), None)
+        completion = options.pop("completion", Completion())
+        self.experiment = Experiment("exp", limits, True, reuses_jobs=True, completion=completion, **options)
+        self.experiment.jobs.tasks = completion.tasks
+        self.did: list[Effect] = []
+        self.handle(Begun())
+
+    def handle(self, event: Event) -> list[Effect]:
+        effects = self.experiment.handle(event, 0.0)
+        self.did += effects
+        for effect in effects:
+            if isinstance(effect, AskTuner):
+                number = effect.sequence_id
+                self.handle(ParametersSuggested(f"t{number}", number, {}, {}, 1.0))
+        return effects
+
+    def all_of(self, kind: type[Any]) -> list[Any]:
+        return [effect for effect in self.did if isinstance(effect, kind)]
+
+    @property
+    def submitted(self) -> list[str]:
+        return [effect.job.job_id for effect in self.all_of(SubmitJob)]
+
+    @property
+    def given(self) -> list[tuple[str, str, str | None]]:
+        return [(effect.job.job_id, effect.trial.trial_id, effect.task) for effect in self.all_of(GiveTrial)]
+
+    @property
+    def dismissed(self) -> list[str]:
+        return [effect.job.job_id for effect in self.all_of(DismissJob)]
+
+    def trial(self, trial_id: str) -> Trial:
+        return self.experiment.trials[trial_id]
+
+    def idle(self, job_id: str = "env-0", task: str = "main-0") -> None:
+        self.handle(KeeperMatched(job_id))
+        self.handle(KeeperIdle(job_id, task))
+
+    def start(self, trial_id: str, task: str = "main-0", attempt: int = 0) -> None:
+        self.handle(AttemptStarted(AttemptKey(trial_id, attempt, task), 10.0))
+
+    def report(self, trial_id: str, value: str, task: str = "main-0") -> None:
+        key = AttemptKey(trial_id, 0, task)
+        self.handle(TaskReported(key))
+        self.handle(MetricsStored(key, ((True, value),)))
+
+    def end(self, trial_id: str, task: str = "main-0", *, well: bool = True, at_s: float = 20.0) -> None:
+        reason, code = (ExitReason.SUCCEEDED, 0) if well else (ExitReason.NONZERO_EXIT, 1)
+        self.handle(AttemptEnded(TrialEnded(AttemptKey(trial_id, 0, task), reason, code, 10.0, at_s)))
+
+    def deliver(self, trial_id: str, task: str = "main-0") -> None:
+        self.handle(AttemptDelivered(AttemptKey(trial_id, 0, task)))
+
+    def run(self, trial_id: str, *, well: bool = True) -> None:
+        self.start(trial_id)
+        self.report(trial_id, "1")
+        self.end(trial_id, well=well)
+        self.deliver(trial_id)
+
+    def lose(self, job_id: str, *, is_clean: bool = False) -> None:
+        self.handle(JobGone(job_id, ExitReason.KEEPER_LOST, "its keeper is gone", 30.0, is_clean))
+
+
+# ---- one job, many trials
+
+
+def test_one_job_runs_all_trials_in_turn_and_is_let_go_after_the_last() -> None:
+    play = Play(max_trials=3)
+    assert (play.submitted, play.given) == (["env-0"], [])
+    for number in range(3):
+        play.idle()
+        play.run(f"t{number}")
+    assert play.submitted == ["env-0"]
+    assert play.given == [("env-0", f"t{number}", None) for number in range(3)]
+    assert play.experiment.state is ExperimentState.DONE
+    assert play.dismissed == ["env-0"]
+    assert len(play.all_of(Finish)) == 1
+
+
+def test_a_keeper_that_is_idle_before_its_last_bytes_are_here_waits_for_nothing_else() -> None:
+    play = Play()
+    play.idle()
+    play.start("t0")
+    play.end("t0")
+    play.idle()
+    assert play.trial("t0").state is TrialState.CLOSING
+    play.deliver("t0")
+    assert play.given == [("env-0", "t0", None), ("env-0", "t1", None)]
+
+
+def test_as_many_jobs_are_asked_for_as_trials_may_run() -> None:
+    play = Play(concurrency=3, max_trials=10)
+    assert play.submitted == ["env-0", "env-1", "env-2"]
+    play.idle("env-1")
+    play.run("t0")
+    assert play.submitted == ["env-0", "env-1", "env-2"]
+
+
+def test_jobs_that_have_not_begun_are_let_go_as_well_when_nothing_is_left_for_them() -> None:
+    play = Play(concurrency=2, max_trials=2)
+    for number in range(2):
+        play.idle("env-0")
+        play.run(f"t{number}")
+    assert play.dismissed in (["env-1", "env-0"], ["env-0", "env-1"])
+
+
+def test_the_end_and_the_duration_are_the_trials_own_and_not_the_jobs() -> None:
+    play = Play()
+    play.idle()
+    play.start("t0")
+    play.end("t0", at_s=25.0)
+    play.deliver("t0")
+    play.lose("env-0")
+    assert (play.trial("t0").started_at_s, play.trial("t0").ended_at_s) == (10.0, 25.0)
+
+
+# ---- stopping
+
+
+def test_a_waiting_trial_is_cancelled_at_once_and_nobody_runs_it() -> None:
+    play = Play(max_trials=2)
+    play.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 15.0))
+    assert (play.trial("t0").state, play.trial("t0").ended_at_s) == (TrialState.USER_CANCELED, 15.0)
+    play.idle()
+    assert play.given == [("env-0", "t1", None)]
+
+
+def test_a_trial_that_was_given_and_has_not_begun_is_cancelled_through_its_keeper() -> None:
+    play = Play()
+    play.idle()
+    play.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 15.0))
+    assert [effect.trial.trial_id for effect in play.all_of(CancelTrial)] == ["t0"]
+    assert play.trial("t0").state is TrialState.STOPPING
+
+
+def test_stopping_the_experiment_stops_trials_and_lets_jobs_go() -> None:
+    play = Play(concurrency=3, max_trials=None)
+    play.idle("env-1")
+    play.start("t0")
+    play.handle(ExperimentStopAsked(16.0))
+    assert [effect.trial.trial_id for effect in play.all_of(CancelTrial)] == ["t0"]
+    assert sorted(play.dismissed) == ["env-0", "env-2"]
+    play.end("t0", well=False)
+    play.deliver("t0")
+    assert play.experiment.state is ExperimentState.STOPPED
+    assert sorted(play.dismissed) == ["env-0", "env-1", "env-2"]
+
+
+# ---- jobs that go
+
+
+def test_a_job_lost_in_the_middle_of_a_trial_fails_that_trial_only() -> None:
+    play = Play()
+    play.idle()
+    play.start("t0")
+    play.lose("env-0")
+    assert (play.trial("t0").state, play.trial("t0").reason) == (TrialState.FAILED, ExitReason.KEEPER_LOST)
+    assert play.submitted == ["env-0", "env-1"]
+    play.idle("env-1")
+    assert play.given[-1] == ("env-1", "t1", None)
+
+
+def test_a_trial_on_its_way_to_a_job_that_had_left_is_given_to_the_next_one() -> None:
+    play = Play()
+    play.idle()
+    play.lose("env-0", is_clean=True)
+    assert play.trial("t0").state is TrialState.WAITING
+    play.idle("env-1")
+    assert play.given == [("env-0", "t0", None), ("env-1", "t0", None)]
+
+
+def test_a_job_that_leaves_while_idle_costs_no_trial() -> None:
+    play = Play()
+    play.idle()
+    play.run("t0")
+    play.lose("env-0", is_clean=True)
+    assert play.trial("t1").state is TrialState.WAITING
+    assert play.submitted == ["env-0", "env-1"]
+
+
+def test_a_job_that_dies_before_it_ever_spoke_takes_a_waiting_trial_along() -> None:
+    play = Play(max_trials=2)
+    play.lose("env-0")
+    assert (play.trial("t0").state, play.trial("t0").message) == (TrialState.FAILED, "its keeper is gone")
+    play.lose("env-1")
+    assert play.experiment.state is ExperimentState.DONE
+
+
+def test_a_job_that_dies_after_it_had_spoken_costs_no_trial() -> None:
+    play = Play()
+    play.idle()
+    play.run("t0")
+    play.lose("env-0")
+    assert play.trial("t1").state is TrialState.WAITING
+
+
+def test_a_word_that_was_lost_with_the_link_is_said_again() -> None:
+    play = Play()
+    play.idle()
+    play.idle()
+    assert play.given == [("env-0", "t0", None), ("env-0", "t0", "main-0")]
+    play.start("t0")
+    play.handle(KeeperMatched("env-0"))
+    assert len(play.given) == 2
+
+
+# ---- several tasks
+
+PAIR = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2)))
+TASKS = ("ps-0", "worker-0", "worker-1")
+
+
+@pytest.fixture
+def team() -> Play:
+    play = Play(completion=PAIR)
+    for task in TASKS:
+        assert play.given == []
+        play.idle(task=task)
+    for task in TASKS:
+        play.start("t0", task)
+    return play
+
+
+def test_a_trial_is_given_when_all_tasks_of_a_job_are_idle(team: Play) -> None:
+    assert team.given == [("env-0", "t0", None)]
+
+
+def test_the_task_that_reports_first_owns_the_metrics_and_the_other_is_warned_of(team: Play) -> None:
+    team.report("t0", "0.5", "worker-1")
+    team.report("t0", "0.9", "worker-0")
+    trial = team.trial("t0")
+    assert (trial.reporter, trial.final) == ("worker-1", "0.5")
+    assert "worker-0" in trial.warning
+
+
+def test_the_trial_ends_when_the_policy_says_so_and_the_rest_is_stopped(team: Play) -> None:
+    for task in ("worker-0", "worker-1"):
+        assert team.trial("t0").state is TrialState.RUNNING
+        team.end("t0", task)
+        team.deliver("t0", task)
+    assert team.trial("t0").state is TrialState.CLOSING
+    assert [effect.trial.trial_id for effect in team.all_of(CancelTrial)] == ["t0"]
+    team.end("t0", "ps-0", well=False)
+    team.deliver("t0", "ps-0")
+    assert team.trial("t0").state is TrialState.SUCCEEDED
+
+
+def test_every_task_is_told_when_its_own_bytes_are_here(team: Play) -> None:
+    team.end("t0", "worker-0")
+    team.deliver("t0", "worker-0")
+    assert team.all_of(CloseAttempt) == [CloseAttempt(AttemptKey("t0", 0, "worker-0"))]
+
+
+def test_one_failure_ends_the_trial_for_all(team: Play) -> None:
+    team.end("t0", "worker-1", well=False)
+    team.deliver("t0", "worker-1")
+    for task in ("ps-0", "worker-0"):
+        team.end("t0", task, well=False)
+        team.deliver("t0", task)
+    assert (team.trial("t0").state, team.trial("t0").exit_code) == (TrialState.FAILED, 1)
+
+
+def test_a_task_that_begins_after_the_end_is_stopped_too() -> None:
+    play = Play(completion=PAIR)
+    for task in TASKS:
+        play.idle(task=task)
+    play.start("t0", "worker-0")
+    play.end("t0", "worker-0", well=False)
+    play.start("t0", "ps-0")
+    assert len(play.all_of(CancelTrial)) == 1
+
+
+def test_a_trial_whose_end_is_known_is_not_lost_with_a_task_that_never_tells_its_own(team: Play) -> None:
+    for task in ("worker-0", "worker-1"):
+        team.end("t0", task)
+        team.deliver("t0", task)
+    team.lose("env-0")
+    assert team.trial("t0").state is TrialState.SUCCEEDED
+
+
+# ---- restarts
+
+
+def restored(play: Play) -> Play:
+    """The next manager: what was stored, and nothing else."""
+    before = play.experiment
+    after = Play.__new__(Play)
+    after.experiment = Experiment("exp", before.limits, True, reuses_jobs=True, state=before.state)
+    after.did = []
+    for trial in before.trials.values():
+        trial.ended = None
+        trial.ends.clear()
+        trial.undelivered.clear()
+    jobs = [type(job)(job.job_id, was_heard=job.was_heard) for job in before.jobs.live.values()]
+    after.experiment.restore(before.trials.values())
+    after.experiment.restore_jobs(jobs, [])
+    after.handle(Begun())
+    return after
+
+
+def test_after_a_restart_jobs_and_queue_are_what_they_were() -> None:
+    play = Play(concurrency=2, max_trials=4)
+    play.idle("env-0")
+    play.start("t0")
+    after = restored(play)
+    assert after.submitted == []
+    after.handle(KeeperMatched("env-0"))
+    after.start("t0")
+    after.idle("env-1")
+    assert after.given == [("env-1", "t1", None)]
+
+
+def test_after_a_restart_new_jobs_have_new_names() -> None:
+    after = restored(Play())
+    after.lose("env-0", is_clean=True)
+    assert after.submitted == ["env-1"]
+
+
+# ---- any order
+
+
+class AnyReuse(RuleBasedStateMachine):
+    """Whatever keepers, jobs and users do, no trial is on two jobs, and the search can come to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.play = Play(concurrency=2, max_trials=6)
+
+    def live_jobs(self) -> list[str]:
+        return list(self.play.experiment.jobs.live)
+
+    def trials_where(self, is_wanted: Callable[[Trial], bool]) -> list[str]:
+        return [trial.trial_id for trial in self.play.experiment.trials.values() if is_wanted(trial)]
+
+    def pick(self, names: Iterable[str], number: int) -> str:
+        known = list(names)
+        return known[number % len(known)]
+
+    @precondition(lambda self: self.live_jobs())
+    @rule(number=st.integers(0, 9))
+    def a_keeper_is_idle(self, number: int) -> None:
+        self.play.idle(self.pick(self.live_jobs(), number))
+
+    @precondition(lambda self: self.live_jobs())
+    @rule(number=st.integers(0, 9), is_clean=st.booleans())
+    def a_job_goes(self, number: int, is_clean: bool) -> None:
+        self.play.lose(self.pick(self.live_jobs(), number), is_clean=is_clean)
+
+    def on_a_job(self) -> list[str]:
+        return self.trials_where(lambda trial: bool(trial.job_id) and not trial.state.is_final)
+
+    @precondition(lambda self: self.on_a_job())
+    @rule(number=st.integers(0, 9), well=st.booleans())
+    def a_trial_runs(self, number: int, well: bool) -> None:
+        self.play.run(self.pick(self.on_a_job(), number), well=well)
+
+    @precondition(lambda self: self.on_a_job())
+    @rule(number=st.integers(0, 9))
+    def a_trial_starts(self, number: int) -> None:
+        self.play.start(self.pick(self.on_a_job(), number))
+
+    @precondition(lambda self: self.play.experiment.trials)
+    @rule(number=st.integers(0, 9))
+    def a_trial_is_cancelled(self, number: int) -> None:
+        trial_id = self.pick(self.play.experiment.trials, number)
+        self.play.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 40.0))
+
+    @invariant()
+    def a_trial_is_in_one_place(self) -> None:
+        experiment = self.play.experiment
+        places = list(experiment.jobs.queue)
+        places += [job.trial_id for job in experiment.jobs.live.values() if job.trial_id is not None]
+        unfinished = self.trials_where(lambda trial: not trial.state.is_final)
+        assert sorted(places) == sorted(unfinished)
+
+    @invariant()
+    def nothing_waits_beside_an_idle_job(self) -> None:
+        jobs = self.play.experiment.jobs
+        assert not (jobs.queue and jobs.next_idle() is not None)
+        assert jobs.missing <= 0
+
+    @invariant()
+    def no_job_is_kept_for_nothing(self) -> None:
+        if self.play.experiment.state.is_over:
+            states = {job.state for job in self.play.experiment.jobs.live.values()}
+            assert states <= {JobState.LEAVING}
+
+    def teardown(self) -> None:
+        for _ in range(100):
+            if self.play.experiment.state.is_over:
+                break
+            for job_id in self.live_jobs():
+                self.play.idle(job_id)
+            for trial_id in self.on_a_job():
+                self.play.run(trial_id)
+        assert self.play.experiment.state is ExperimentState.DONE
+
+
+TestAnyReuse = AnyReuse.TestCase
+TestAnyReuse.settings = hypothesis_settings(max_examples=100, stateful_step_count=30, deadline=None)
