@@ -1,20 +1,16 @@
 """An experiment whose jobs are real containers, which see the shared storage under another path than the manager."""
 
 import asyncio
-import contextlib
 import secrets
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 from container_service import MOUNT, ContainerService
 from real_containers import Podman, why_not_here
+from real_experiment import a_manager_here, until
 
-from nni_manager.engine.engine import Engine
-from nni_manager.service.servicer import KeeperServer
 from nni_manager.store.store import StoreReader, log_path
-from nni_manager.tuner.registry import make_tuner
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -88,38 +84,8 @@ def cluster(podman, tmp_path):
     cluster.remove_all()
 
 
-@contextlib.asynccontextmanager
-async def a_manager(experiment, cluster):
-    """What a manager's process is made of, from its start to its end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    engine = Engine(experiment.config, experiment.folder, cluster.service, make_tuner(experiment.config))
-    server = KeeperServer(engine.keepers)
-    await engine.restore()
-    await server.start("127.0.0.1", port)
-    try:
-        await engine.start((f"127.0.0.1:{port}",))
-        yield engine
-    finally:
-        await engine.close()
-        await server.stop()
-        assert not engine.failed.is_set()
-
-
 def by_number(engine):
     return {trial.sequence_id: trial for trial in engine.experiment.trials.values()}
-
-
-async def until(is_true, what, within_s=90):
-    async def look():
-        while not is_true():
-            await asyncio.sleep(0.05)
-
-    try:
-        await asyncio.wait_for(look(), within_s)
-    except (TimeoutError, asyncio.TimeoutError):
-        raise AssertionError(f"after {within_s} s still not: {what}") from None
 
 
 def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_experiment, cluster):
@@ -138,7 +104,7 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
         return experiment.rows(by_number(engine)[number].trial_id)
 
     async def first_manager():
-        async with a_manager(experiment, cluster) as engine:
+        async with a_manager_here(experiment, cluster.service) as engine:
             await until(
                 lambda: all(
                     number in by_number(engine) and rows(number, engine) for number in (POLITE, KILLED)
@@ -149,7 +115,7 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
         return len(cluster.names())
 
     async def second_manager():
-        async with a_manager(experiment, cluster) as engine:
+        async with a_manager_here(experiment, cluster.service) as engine:
             trials = by_number(engine)
             stored = {number: len(rows(number, engine)) for number in (POLITE, KILLED)}
             await until(lambda: len(engine.keepers) == 2, "their keepers have found this manager")

@@ -3,6 +3,7 @@
 Nothing here is a fake; it is kept with them because many tests share it.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,15 +14,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import requests
 
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.engine.engine import Engine
+from nni_manager.service.servicer import KeeperServer
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import MetricRow, Store, StoreReader
+from nni_manager.training_services.base import JobEnded, TrainingService
+from nni_manager.tuner.registry import make_tuner
+from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 
 _LOOK_AGAIN_S = 0.05
@@ -47,6 +53,38 @@ def free_port_pair() -> int:
             with contextlib.suppress(OSError, OverflowError):
                 second.bind(("127.0.0.1", port + 1))
                 return port
+
+
+async def until(is_true: Callable[[], Any], what: str, within_s: float = 90.0) -> None:
+    """As `wait_until`, on the loop of an engine."""
+    gives_up_at_s = time.monotonic() + within_s
+    while not is_true():
+        assert time.monotonic() < gives_up_at_s, f"after {within_s:g} s still not: {what}"
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+@contextlib.asynccontextmanager
+async def a_manager_here(
+    experiment: "RealExperiment", make_service: Callable[[Callable[[JobEnded], None]], TrainingService]
+) -> AsyncIterator[Engine]:
+    """What a manager's process is made of, from its start to its end, over any training service."""
+    port = free_port_pair()
+    engine = Engine(experiment.config, experiment.folder, make_service, make_tuner(experiment.config))
+    server = KeeperServer(engine.keepers)
+    await engine.restore()
+    await server.start("127.0.0.1", port)
+    try:
+        await engine.start((f"127.0.0.1:{port}",))
+        yield engine
+    finally:
+        await engine.close()
+        await server.stop()
+        assert not engine.failed.is_set()
+
+
+def values(rows: list[MetricRow]) -> list[Any]:
+    """What was reported."""
+    return [json.loads(row.value) for row in rows]
 
 
 class RealExperiment:
@@ -130,6 +168,10 @@ class RealExperiment:
         response.raise_for_status()
         return response.json()
 
+    def delete(self, path: str) -> None:
+        """A DELETE of the HTTP API."""
+        requests.delete(f"http://127.0.0.1:{self.port}/api/v1/nni{path}", timeout=10).raise_for_status()
+
     def summary(self) -> dict[str, Any]:
         """The experiment at a glance."""
         summary: dict[str, Any] = self.get("/summary")
@@ -175,3 +217,16 @@ class RealExperiment:
         for pid in self.keeper_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+
+
+def assert_rows_are_what_was_written(
+    experiment: RealExperiment, trial_id: str, attempt: int = 0
+) -> list[MetricRow]:
+    """Compare the stored records of a trial with its metrics file; the records."""
+    written = decode(experiment.stream(trial_id, Stream.METRICS, attempt).read_bytes(), 0)
+    assert not written.garbage
+    rows = experiment.rows(trial_id)
+    assert [(row.record_offset, row.value) for row in rows] == [
+        (record.offset, record.value) for record in written.records
+    ]
+    return rows

@@ -1,14 +1,12 @@
 """One test for each thing that can die: nothing it had written is lost, nothing is counted twice, and every state is true."""
 
-import json
 import os
 import signal
 
 import psutil
 import pytest
-from real_experiment import wait_until
+from real_experiment import assert_rows_are_what_was_written, values, wait_until
 
-from nni_sdk.records import decode
 from trial_keeper.wire.messages import Stream
 
 REPORTS = 2000
@@ -32,20 +30,6 @@ def is_zombie(pid):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def values(rows):
-    return [json.loads(row.value) for row in rows]
-
-
-def assert_rows_are_what_was_written(experiment, trial_id, attempt=0):
-    written = decode(experiment.stream(trial_id, Stream.METRICS, attempt).read_bytes(), 0)
-    assert not written.garbage
-    rows = experiment.rows(trial_id)
-    assert [(row.record_offset, row.value) for row in rows] == [
-        (record.offset, record.value) for record in written.records
-    ]
-    return rows
 
 
 @pytest.mark.parametrize("manager_returns_at", ["the same port", "another port"])

@@ -22,7 +22,8 @@ import pytest
 from fake_manager import KEY, TRIAL, Site
 from real_experiment import wait_until
 
-from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded, TrialStarted
+from trial_keeper.exit_codes import KeeperExit
+from trial_keeper.wire.messages import AttemptKey, Idle, RunTrial, StopTrial, Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import exit_from_bytes
 
@@ -546,6 +547,21 @@ def add_trial_of_nobody(site, command):
     site.add_trial(command.format(site=site))
     for path in (site.workspace.manager_json, *site.workspace.trials.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
+
+
+def test_a_job_that_runs_many_trials_leaves_when_it_cannot_clear_one_away(open_site):
+    site, as_nobody = open_site
+    add_trial_of_nobody(site, BECOMES_ROOT)
+    keeper = site.start_keeper(trial_id=None, job_id="env-0", options={"prefix": as_nobody})
+    site.manager.wait_for_message(Idle)
+    site.manager.send(RunTrial(TRIAL))
+    assert keeper.wait() == KeeperExit.POISONED
+    (left,) = stragglers()
+    left.kill()
+    left.wait()
+    assert f"cannot end process {left.pid} (sleep 1000)" in keeper.stderr
+    assert len(site.manager.all_of(Idle)) == 1
+    assert [ended.exit_code for ended in site.manager.all_of(TrialEnded)] == [4]
 
 
 def test_a_process_that_cannot_be_ended_is_named_and_keeps_no_trial_from_its_end(open_site):

@@ -1,6 +1,5 @@
 """A real keeper that is given one trial after another: what each of them finds, and what is left of it."""
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -178,6 +177,7 @@ def test_a_keeper_that_is_signalled_ends_its_trial_and_leaves(job):
 # ---- nothing leaks from one trial to the next, whether it is started plainly or as a fork
 
 # Each script is run twice: the first time it changes something, the second time it must not find it.
+WARM = "as a fork of a warm interpreter"
 LEAKS = {
     "environment": "import os; print(os.environ.get('LEAK')); os.environ['LEAK'] = os.putenv('LEAK', 'x') or 'x'",
     "working folder": "import os; print(os.getcwd()); os.chdir('/')",
@@ -193,35 +193,37 @@ LEAKS = {
     "arguments": "import sys; print(sys.argv); sys.argv.append('leak')",
     "main module": "print('leak' in globals()); leak = 1",
     "session": "import os; print(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid())",
-    "parent": "import os; print(os.getppid() == int(os.environ['KEEPER_PID']) or os.environ['IS_PLAIN'])",
     "capability to dump core": "import resource as r; print(r.getrlimit(r.RLIMIT_CORE)); r.setrlimit(r.RLIMIT_CORE, (0, 0))",
     "alarm": "import signal; print(signal.alarm(1000))",
     "random numbers": "import random; print(len({random.random() for _ in range(3)}))",
 }
 
 
-def a_job_of(site, kind: str) -> Job:
-    if kind == "warm":
-        return Job(site, warm_imports=("json",))
-    return Job(site)
-
-
-@pytest.mark.parametrize("kind", ["plain", "warm"])
-@pytest.mark.parametrize("what", LEAKS)
-def test_no_trial_finds_what_another_has_changed(site, what, kind):
+@pytest.fixture(scope="module", params=["plain", "warm"])
+def shared_job(request, tmp_path_factory):
+    """One job for all of them, so that each trial follows all that the others have changed."""
+    site = Site(tmp_path_factory.mktemp(request.param))
+    site.manager.start()
     (site.code / "mine.py").write_text("state = 0\n")
-    (site.code / "train.py").write_text(LEAKS[what] + "\n")
     (site.code / "warming.py").write_text("print('warming')\n")
-    site.environ |= {"KEEPER_PID": str(os.getpid()), "IS_PLAIN": "True"}
-    job = a_job_of(site, kind)
-    if kind == "warm":
+    job = Job(site, warm_imports=("json",) if request.param == "warm" else ())
+    if request.param == "warm":
         until_warm(job)
+    yield job, request.param
+    code = job.leave()
+    site.close()
+    assert code == 0
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_no_trial_finds_what_another_has_changed(shared_job, what):
+    job, kind = shared_job
+    (job.site.code / "train.py").write_text(LEAKS[what] + "\n")
+    forks_before = job.log.count(WARM)
     said = [job.run(f"{sys.executable} train.py") for _ in range(3)]
     assert said[0] == said[1] == said[2]
     assert said[0]
-    if kind == "warm":
-        assert job.log.count("as a fork of a warm interpreter") >= 3, job.log
-    assert job.leave() == 0
+    assert job.log.count(WARM) == forks_before + (3 if kind == "warm" else 0), job.log
 
 
 def test_random_numbers_differ_from_trial_to_trial_also_when_they_are_forks(site):

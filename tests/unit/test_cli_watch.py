@@ -15,6 +15,7 @@ def a_trial(trial_id="aB3dE", **changed):
         "reason": "non-zero exit",
         "exitCode": 1,
         "message": "Traceback\n  File x\nModuleNotFoundError: No module named 'torch'\n",
+        "warning": "",
         "parameters": {"lr": 0.01, "net": {"_name": "a[b]"}},
     } | changed
 
@@ -87,6 +88,11 @@ def test_a_log_gets_one_line_per_event_and_none_without(capsys):
         "[0:12] DONE 3/20 ended, 0 running, best 0.971111 (trial bEsT1)",
     ]
     assert err == "WARNING: trial aB3dE failed: exit code 1: ModuleNotFoundError: No module named 'torch'\n"
+
+
+def test_a_warning_stands_beside_the_trial_it_is_about():
+    cells = watch.trial_cells(a_trial(state="SUCCEEDED", value=1.0, warning="task worker-1 reports as well"))
+    assert cells[-1].endswith("(task worker-1 reports as well)")
 
 
 @pytest.mark.parametrize(

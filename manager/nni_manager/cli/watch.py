@@ -26,7 +26,7 @@ _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED
 _WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
 # Their message begins with what happened, and what the trial wrote follows. Others are what the trial wrote alone.
-_NOT_OF_THE_TRIAL = ("keeper lost", "job lost", "could not start", "mount", "version")
+_NOT_OF_THE_TRIAL = ("keeper lost", "job lost", "could not start", "mount", "version", "out of memory")
 # A manager that is busy for longer than this is not just busy.
 _SILENT_FOR_S = 30.0
 
@@ -246,6 +246,8 @@ def trial_cells(trial: Document) -> list[str]:
         parameters += f"  ({why(trial)})"
     elif trial["state"] == "SUCCEEDED" and trial["value"] is None:
         parameters += f"  ({trial['message']})"
+    if trial["warning"]:
+        parameters += f"  ({trial['warning']})"
     return [output.number(trial["value"]), duration, parameters]
 
 

@@ -90,6 +90,7 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "reason": trial.reason and trial.reason.value,
         "exitCode": trial.exit_code,
         "message": trial.message,
+        "warning": trial.warning,
         "attempt": trial.attempt,
         "intermediateCount": trial.intermediate_count,
         "latestIntermediate": trial.intermediate,

@@ -1,0 +1,138 @@
+"""How soon trials follow each other in a job that runs many, through the real manager; beside loops of processes and forks."""
+
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# The shared helper lies with the tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+from bench_warm import FORKING, IMPORTS
+from real_experiment import RealExperiment
+from table import Row, render
+
+TURNS = 200
+IMPORTING_TURNS = 12
+# Its first and its last line note the time; the imports are before the first.
+SCRIPT = "{}import time\nprint(time.time(), flush=True)\nprint(time.time(), flush=True)\n"
+# The floors are taken before and after, so that a machine that changes its pace meanwhile is noticed.
+_PLAIN_EXTRA_MS = 10.0
+# What a bare start of Python took where 6 ms were set as the goal: on a slower machine all is slower.
+_NOMINAL_BARE_MS = 13.7
+_WARM_GOAL_MS = 6.0
+_IMPORTING_GAIN = 20
+
+
+def reuse_turnaround() -> list[Row]:
+    """Median time from a trial's last line to the next one's first in one job: plain, warm, and with slow imports."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        trivial = SCRIPT.format("")
+        importing = SCRIPT.format("".join(f"import {name}\n" for name in IMPORTS))
+        before = _bare_ms(root, trivial, TURNS // 4), _fork_ms(root, trivial, (), TURNS // 4)
+        plain_ms = _ours_ms(root / "plain", trivial, TURNS)
+        warm_ms = _ours_ms(root / "warm", trivial, TURNS, warmImports=["time"])
+        after = _bare_ms(root, trivial, TURNS // 4), _fork_ms(root, trivial, (), TURNS // 4)
+        bare_importing_ms = _bare_ms(root, importing, IMPORTING_TURNS // 2)
+        warm_importing_ms = _ours_ms(
+            root / "importing", importing, IMPORTING_TURNS, warmImports=list(IMPORTS)
+        )
+    bare_ms, fork_ms = (statistics.mean(pair) for pair in zip(before, after, strict=True))
+    slowness = max(bare_ms / _NOMINAL_BARE_MS, 1.0)
+    gain = bare_importing_ms / warm_importing_ms
+    return [
+        Row(
+            "reuse: trial end -> next trial's first line, plain",
+            f"{plain_ms:.1f} ms",
+            f"subprocess.run {bare_ms:.1f} ms",
+            f"{plain_ms - bare_ms:+.1f} ms",
+            f"<= +{_PLAIN_EXTRA_MS * slowness:.0f} ms (+10 ms where bare is 13.7)",
+            plain_ms - bare_ms <= _PLAIN_EXTRA_MS * slowness,
+        ),
+        Row(
+            "the same, warm",
+            f"{warm_ms:.1f} ms",
+            f"fork {fork_ms:.1f} ms, subprocess.run {bare_ms:.1f} ms",
+            f"{warm_ms / fork_ms:.1f} x the fork",
+            f"<= {_WARM_GOAL_MS * slowness:.0f} ms (6 ms where bare is 13.7)",
+            warm_ms <= _WARM_GOAL_MS * slowness,
+        ),
+        Row(
+            "the same, importing numpy and scikit-learn",
+            f"{warm_importing_ms:.0f} ms",
+            f"subprocess.run {bare_importing_ms:.0f} ms",
+            f"1/{gain:.0f}",
+            f">= {_IMPORTING_GAIN} x faster",
+            gain >= _IMPORTING_GAIN,
+        ),
+    ]
+
+
+def _bare_ms(root: Path, script: str, turns: int) -> float:
+    path = root / "bare.py"
+    path.write_text(script)
+    times = []
+    for _ in range(turns):
+        shown = subprocess.run([sys.executable, path], capture_output=True, check=True).stdout.split()
+        times.append((float(shown[0]), float(shown[1])))
+    return _gap_ms(times)
+
+
+def _fork_ms(root: Path, script: str, imports: tuple[str, ...], turns: int) -> float:
+    path, shown = root / "fork.py", root / "shown"
+    path.write_text(script)
+    shown.unlink(missing_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING, path, shown, *imports],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as forking:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        for _ in range(turns):
+            forking.stdin.write("\n")
+            forking.stdin.flush()
+            forking.stdout.readline()
+        forking.stdin.close()
+    lines = [float(line) for line in shown.read_text().split()]
+    return _gap_ms(list(zip(lines[::2], lines[1::2], strict=True)))
+
+
+def _ours_ms(folder: Path, script: str, turns: int, **config: object) -> float:
+    """One experiment, one job, one trial at a time; the first half, when modules may still be imported, does not count."""
+    experiment = RealExperiment(
+        folder,
+        script,
+        trialConcurrency=1,
+        maxTrialNum=turns,
+        localConfig={"reuse": True},
+        environ={"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+        **config,
+    )
+    experiment.create()
+    try:
+        experiment.start()
+        experiment.wait_for_status("DONE", timeout_s=180)
+        times = [
+            tuple(map(float, path.read_text().split()))
+            for path in experiment.folder.workspace.trials.glob("*/attempts/0/*/output/stdout")
+        ]
+        assert len(experiment.keeper_pids()) == 1, "more than one job ran"
+    finally:
+        experiment.close()
+    return _gap_ms(sorted(times)[turns // 2 :])
+
+
+def _gap_ms(times: "list[tuple[float, ...]]") -> float:
+    return (
+        statistics.median(following[0] - before[1] for before, following in itertools.pairwise(times)) * 1e3
+    )
+
+
+if __name__ == "__main__":
+    print(render(reuse_turnaround()))

@@ -1,0 +1,92 @@
+"""A cluster of our own whose jobs have several tasks: one real keeper each, told by PAI_* variables which it is."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+from nni_manager.domain.completion import Completion
+from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
+from trial_keeper.settings import without_settings
+
+
+class TeamService(TrainingService):
+    """As many processes per job as `completion` has tasks. A job has ended when all of them have."""
+
+    def __init__(self, completion: Completion, code_dir: str, on_job_ended):
+        super().__init__(on_job_ended)
+        self._completion = completion
+        self._code_dir = code_dir
+        self.keepers: dict[str, dict[str, subprocess.Popen[bytes]]] = {}
+        self._watching: set[asyncio.Task[None]] = set()
+
+    @property
+    def completion(self) -> Completion:
+        return self._completion
+
+    @property
+    def run_script(self) -> str:
+        return "# Keepers are started directly.\n"
+
+    async def place(self, job_id):
+        pass
+
+    def placement(self, job_id):
+        return Placement(self._code_dir, None)
+
+    def release(self, job_id):
+        pass
+
+    async def submit(self, settings):
+        roles = self._completion.roles
+        job = {
+            "PAI_JOB_NAME": f"tests~{settings.job_id}",
+            "PAI_TASK_ROLE_LIST": ",".join(role.name for role in roles),
+            **{f"PAI_TASK_ROLE_TASK_COUNT_{role.name}": str(role.tasks) for role in roles},
+        }
+        team = self.keepers[settings.job_id] = {}
+        for role in roles:
+            for index in range(role.tasks):
+                task = {
+                    "PAI_CURRENT_TASK_ROLE_NAME": role.name,
+                    "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(index),
+                }
+                team[f"{role.name}-{index}"] = subprocess.Popen(
+                    [sys.executable, "-m", "trial_keeper"],
+                    env=without_settings(os.environ) | settings.to_environ() | job | task,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        watch = asyncio.ensure_future(self._until_end(settings.job_id))
+        self._watching.add(watch)
+        watch.add_done_callback(self._watching.discard)
+
+    async def stop(self, job_id):
+        for keeper in self.keepers.get(job_id, {}).values():
+            with contextlib.suppress(ProcessLookupError):
+                keeper.send_signal(signal.SIGTERM)
+        return job_id in self.keepers
+
+    async def adopt(self, job_id):
+        return JobPresence.UNKNOWN
+
+    async def end_leftovers(self, trial_id):
+        """Each keeper's guard has."""
+
+    async def close(self):
+        for watch in list(self._watching):
+            watch.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        for team in self.keepers.values():
+            for keeper in team.values():
+                if keeper.poll() is None:
+                    keeper.terminate()
+                    await asyncio.to_thread(keeper.wait)
+
+    async def _until_end(self, job_id: str) -> None:
+        codes = [await asyncio.to_thread(keeper.wait) for keeper in self.keepers[job_id].values()]
+        self.on_job_ended(JobEnded(job_id, max(codes, key=abs), ""))

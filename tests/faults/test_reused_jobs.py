@@ -1,0 +1,161 @@
+"""Jobs that run many trials in turn, with whatever can die in the middle: no metric is lost or doubled, every state is true."""
+
+import os
+import signal
+
+import psutil
+import pytest
+from real_experiment import assert_rows_are_what_was_written, values, wait_until
+
+from nni_manager.store.store import StoreReader
+
+pytestmark = pytest.mark.timeout(180)
+
+REUSE = {"localConfig": {"reuse": True}}
+SHORT = """
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+for i in range(20):
+    nni.report_intermediate_result(i)
+nni.report_final_result(x)
+"""
+# Some trials wait for the test at a gate.
+GATED = """
+import os
+import nni_sdk as nni
+nni.get_next_parameter()
+nni.report_intermediate_result(1)
+if os.environ["NNI_TRIAL_SEQ_ID"] == "1":
+    open("gate").read()
+nni.report_final_result(2)
+"""
+
+
+def states(experiment):
+    return sorted(trial["status"] for trial in experiment.get("/trial-jobs"))
+
+
+def trial_of(experiment, sequence_id, status=None):
+    return next(
+        (
+            trial
+            for trial in experiment.get("/trial-jobs")
+            if trial["sequenceId"] == sequence_id and status in (None, trial["status"])
+        ),
+        None,
+    )
+
+
+def test_two_jobs_run_fifty_trials_and_are_gone_afterwards(a_real_experiment):
+    experiment = a_real_experiment(SHORT, maxTrialNum=50, trialConcurrency=2, **REUSE)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    trials = experiment.get("/trial-jobs")
+    assert {trial["status"] for trial in trials} == {"SUCCEEDED"}
+    assert {trial["jobId"] for trial in trials} == {"env-0", "env-1"}
+    for trial in trials:
+        assert trial["startTime"] <= trial["endTime"]
+        assert len(assert_rows_are_what_was_written(experiment, trial["id"])) == 21
+    # As long as its own command took, not as long as the job.
+    assert max(trial["endTime"] - trial["startTime"] for trial in trials) < 20_000
+    wait_until(
+        lambda: not any(psutil.pid_exists(pid) for pid in experiment.keeper_pids()), "both jobs have left"
+    )
+
+
+def test_a_keeper_killed_in_the_middle_fails_its_trial_and_the_search_goes_on(a_real_experiment):
+    experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    trial = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
+    wait_until(lambda: len(experiment.rows(trial["id"])) == 1, "its first result is stored")
+    (keeper,) = experiment.keeper_pids()
+    os.kill(keeper, signal.SIGKILL)
+    experiment.wait_for_status("DONE")
+    assert states(experiment) == ["FAILED", "SUCCEEDED", "SUCCEEDED", "SUCCEEDED"]
+    failed = trial_of(experiment, 1)
+    assert (failed["reason"], failed["jobId"]) == ("keeper lost", "env-0")
+    assert trial_of(experiment, 2)["jobId"] == "env-1"
+    assert values(experiment.rows(failed["id"])) == [1]
+
+
+def test_a_manager_killed_in_the_middle_finds_its_jobs_again(a_real_experiment):
+    experiment = a_real_experiment(GATED, maxTrialNum=6, trialConcurrency=2, **REUSE)
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
+    experiment.kill_manager()
+    with (experiment.code / "gate").open("w"):
+        pass  # it ends while nobody is there
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    assert states(experiment) == ["SUCCEEDED"] * 6
+    for trial in experiment.get("/trial-jobs"):
+        assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
+    assert trial_of(experiment, 1)["id"] == gated["id"]
+    assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} <= {"env-0", "env-1"}
+
+
+def test_jobs_that_left_while_no_manager_was_there_cost_no_trial(a_real_experiment):
+    experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
+    experiment.kill_manager()
+    (keeper,) = experiment.keeper_pids()
+    os.kill(keeper, signal.SIGTERM)  # as a cluster would take its node back
+    wait_until(lambda: not psutil.pid_exists(keeper), "the keeper has ended")
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    assert states(experiment) == ["FAILED", "SUCCEEDED", "SUCCEEDED", "SUCCEEDED"]
+    assert trial_of(experiment, 1)["reason"] == "job lost"
+
+
+def test_a_stopped_trial_leaves_its_job_to_the_next_and_a_stopped_experiment_leaves_nothing(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(GATED, maxTrialNum=100, trialConcurrency=1, **REUSE)
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
+    experiment.delete(f"/trial-jobs/{gated['id']}")
+    wait_until(lambda: trial_of(experiment, 3), "later trials run")
+    assert trial_of(experiment, 1)["status"] == "USER_CANCELED"
+    assert trial_of(experiment, 2)["jobId"] == gated["jobId"] == "env-0"
+    keepers = experiment.keeper_pids()
+    experiment.close()
+    assert not any(psutil.pid_exists(pid) for pid in keepers)
+    with StoreReader(experiment.folder.database) as reader:
+        assert reader.jobs() == ([], ["env-0"])
+
+
+def test_a_job_that_can_never_start_takes_one_trial_after_the_other_and_the_search_ends(a_real_experiment):
+    experiment = a_real_experiment(SHORT, maxTrialNum=3, trialConcurrency=1, **REUSE)
+    experiment.environ["PAI_CURRENT_TASK_ROLE_NAME"] = "half of an identity"
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    trials = experiment.get("/trial-jobs")
+    assert [trial["status"] for trial in trials] == ["FAILED"] * 3
+    assert {trial["reason"] for trial in trials} == {"could not start"}
+    assert "PAI_" in trials[0]["message"]
+
+
+def test_a_job_leaves_after_as_many_trials_as_it_may_run(a_real_experiment):
+    experiment = a_real_experiment(SHORT, maxTrialNum=7, trialConcurrency=1, maxTrialsPerJob=3, **REUSE)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    jobs = [
+        trial["jobId"] for trial in sorted(experiment.get("/trial-jobs"), key=lambda each: each["sequenceId"])
+    ]
+    assert jobs == ["env-0"] * 3 + ["env-1"] * 3 + ["env-2"]
+
+
+def test_warm_trials_report_as_plain_ones_do(a_real_experiment):
+    experiment = a_real_experiment(SHORT, maxTrialNum=60, trialConcurrency=1, warmImports=["json"], **REUSE)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    for trial in experiment.get("/trial-jobs"):
+        assert trial["status"] == "SUCCEEDED"
+        rows = assert_rows_are_what_was_written(experiment, trial["id"])
+        assert values(rows)[-1] == trial["parameters"]["x"]
+    assert b"as a fork of a warm interpreter" in (experiment.folder.jobs / "env-0.log").read_bytes()
