@@ -1,0 +1,318 @@
+"""Runtime plugins: the shell scripts that OpenPAI's runtime runs around the commands of a task.
+
+`init` scripts run before anything else of the task, `pre` ones before its commands, `post` ones behind these if they succeeded.
+Each is a bash script of its own. All find themselves among the PAI_* variables of the task.
+
+Source: microsoft/openpai-runtime v0.1.12 (src/init.d/initializer.py, src/plugins).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.config.mistakes import key_of, shown
+from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid, ProtocolMistake
+from nni_manager.training_services.openpai.prerequisites import in_order
+from nni_manager.training_services.openpai.protocol import JobProtocol, PluginCall, TaskRole
+from nni_manager.training_services.openpai.scalars import javascript_text
+from nni_manager.training_services.openpai.templates import fill_parameter
+
+SSH_BARRIER_INTERVAL_S = 10
+# Five hours. The documentation speaks of 30 minutes; this is what jobs get.
+SSH_BARRIER_TRIES = 1800
+# Between ten tries.
+GIT_WAITS_S = (1, 2, 4, 8, 16, 32, 64, 128, 256, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnvironment:
+    """What a plugin's script needs besides the job. `runtime_dir` is the folder of the runtime as tasks see it.
+
+    For `jobssh` the job's key pair is expected there as ssh-secret/ssh-publickey and ssh-secret/ssh-privatekey.
+    `ssh_public_keys` are those in the profile of the job's owner.
+    """
+
+    runtime_dir: str = "/usr/local/pai"
+    ssh_public_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PluginScripts:
+    """The scripts of a role's plugins, each kind in the order in which they run, and what to tell the author."""
+
+    init: tuple[str, ...] = ()
+    pre: tuple[str, ...] = ()
+    post: tuple[str, ...] = ()
+    warnings: tuple[ProtocolMistake, ...] = ()
+    mistakes: tuple[ProtocolMistake, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """What one plugin adds, as lines of shell. A warning goes on behind the plugin's key."""
+
+    init: tuple[str, ...] = ()
+    pre: tuple[str, ...] = ()
+    post: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    job: JobProtocol
+    role: TaskRole
+    environment: TaskEnvironment
+
+
+def calls_of(job: JobProtocol, role: TaskRole) -> tuple[PluginCall, ...]:
+    """The plugins of a role in order: those of its prerequisites, each behind what it requires, then those of `extras`."""
+    requires = {each.name: each.require for each in job.prerequisites}
+    needed = [job.prerequisite(name).plugin_call for name in in_order(role.prerequisites, requires)]
+    extra = [call for call in job.plugin_calls if call.task_roles is None or role.name in call.task_roles]
+    return (*(call for call in needed if call is not None), *extra)
+
+
+def scripts_of(job: JobProtocol, role: TaskRole, environment: TaskEnvironment) -> PluginScripts:
+    """The scripts of the role's plugins, their parameters filled in.
+
+    `mistakes` are of parameters that refer to what is not there, or are not of their kind once filled in.
+    """
+    task = _Task(job, role, environment)
+    mistakes: list[ProtocolMistake] = []
+    warnings: list[ProtocolMistake] = []
+    init: list[str] = []
+    pre: list[str] = []
+    post: list[str] = []
+    for call in calls_of(job, role):
+        try:
+            lines = _PLUGINS[call.plugin](_filled(task, call), task, call)
+        except ProtocolInvalid as error:
+            mistakes += error.mistakes
+            continue
+        init += _script(lines.init, call)
+        pre += _script(lines.pre, call)
+        post = [*_script(lines.post, call), *post]
+        warnings += [
+            job.document.mistake(call.path, f"{key_of(call.path)} {words}") for words in lines.warnings
+        ]
+    return PluginScripts(tuple(init), tuple(pre), tuple(post), tuple(warnings), tuple(mistakes))
+
+
+def _script(lines: Sequence[str], call: PluginCall) -> list[str]:
+    if not lines:
+        return []
+    around = ("set +o errexit", "set -o errexit") if call.failure_is_ignored else ("set -o errexit",)
+    return ["".join(f"{line}\n" for line in ("#!/bin/bash", around[0], *lines, *around[1:]))]
+
+
+def _filled(task: _Task, call: PluginCall) -> Mapping[str, Any]:
+    """The parameters with their references filled in. What the original dies of in the container is a mistake here."""
+    variables = {**variables_of(task.job, task.role), "$secrets": task.job.secrets}
+    mistakes: list[ProtocolMistake] = []
+
+    def filled(value: Any, path: Path) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [filled(item, (*path, index)) for index, item in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        result = fill_parameter(value, variables)
+        for name in result.unknown:
+            message = f"cannot use {key_of(path)}: there is no {name} for task role {task.role.name}; define it in the job"
+            mistakes.append(task.job.document.mistake(path, message))
+        return result.text
+
+    parameters: Mapping[str, Any] = filled(call.parameters, _place(call))
+    if mistakes:
+        raise ProtocolInvalid(mistakes)
+    return parameters
+
+
+def _place(call: PluginCall) -> Path:
+    """Where its parameters are in the job: those of a prerequisite are its own keys."""
+    return (*call.path, "parameters") if call.path[0] == "extras" else call.path
+
+
+def variables_of(job: JobProtocol, role: TaskRole) -> dict[str, Any]:
+    """What templates of a role may name at submission: `$data` and so on only where the role has one."""
+    names = {"data": role.data, "output": role.output, "script": role.script}
+    bound = {
+        f"${kind}": job.prerequisite(name, kind).values for kind, name in names.items() if name is not None
+    }
+    return {"$parameters": job.parameters, **bound}
+
+
+def _cmd(parameters: Mapping[str, Any], _: _Task, __: PluginCall) -> _Lines:
+    callbacks = parameters.get("callbacks")
+    if callbacks is None:
+        return _Lines(
+            pre=_text(parameters.get("preCommands", ())), post=_text(parameters.get("postCommands", ()))
+        )
+    known = {"taskStarts", "taskSucceeds"}
+
+    def at(event: str) -> tuple[str, ...]:
+        return _text(line for each in callbacks if each["event"] == event for line in each["commands"])
+
+    others = [each["event"] for each in callbacks if each["event"] not in known]
+    warnings = tuple(
+        f"does nothing on event {shown(event)}; use taskStarts or taskSucceeds" for event in others
+    )
+    return _Lines(pre=at("taskStarts"), post=at("taskSucceeds"), warnings=warnings)
+
+
+def _text(lines: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(javascript_text(line) for line in lines)
+
+
+def _git(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines:
+    code = shlex.quote(f"{task.environment.runtime_dir}/code")
+    options = " ".join(
+        shlex.quote(word)
+        for index, option in enumerate(_text(parameters.get("options", ())))
+        for word in _words(option, task, (*_place(call), "options", index))
+    )
+    clone = " ".join(f"git clone {options} -- {shlex.quote(parameters['repo_uri'])} {code}".split())
+    init = _all_or_nothing(
+        (
+            f"for wait_s in {' '.join(map(str, GIT_WAITS_S))}; do",
+            f"  {clone} && exit",
+            '  sleep "$wait_s"',
+            "done",
+            'echo "cannot clone; check repo_uri and the network" >&2',
+            "exit 1",
+        )
+    )
+    folder = parameters.get("clone_dir")
+    pre = (f"mkdir -p {folder}", f"cp -a {code}/. {folder}") if folder else ()
+    return _Lines(init=init, pre=pre)
+
+
+def _words(text: str, task: _Task, path: Path) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        message = f"cannot use {key_of(path)}: {shown(text)} has a quote that is not closed; close it"
+        raise ProtocolInvalid([task.job.document.mistake(path, message)]) from error
+
+
+def _tensorboard(parameters: Mapping[str, Any], task: _Task, _: PluginCall) -> _Lines:
+    if not parameters or task.role != task.job.task_roles[0]:
+        return _Lines()
+    folders: Mapping[str, str] = parameters["logdir"]
+    named = ",".join(f"{name}:{folder}" for name, folder in folders.items())
+    of_2 = f"--logdir={next(iter(folders.values()))}" if len(folders) == 1 else f"--logdir_spec={named}"
+    port = f"--port={parameters['port']}"
+    return _Lines(
+        pre=(
+            'if [ "$PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX" = 0 ]; then',
+            '  case "$(tensorboard --version_tb)" in',
+            f"    1*) tensorboard --logdir={named} {port} & ;;",
+            f"    *) tensorboard {of_2} {port} --bind_all & ;;",
+            "  esac",
+            "fi",
+        )
+    )
+
+
+def _no_op(_: Mapping[str, Any], __: _Task, ___: PluginCall) -> _Lines:
+    return _Lines()
+
+
+def _ssh(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines:
+    wanted = _is_on(parameters.get("jobssh"))
+    warnings: tuple[str, ...] = ()
+    if wanted and not task.job.gang_allocation:
+        warnings = (
+            "has no jobssh here: without gangAllocation tasks do not know each other; set it to true",
+        )
+    between_tasks = wanted and task.job.gang_allocation
+    user = parameters.get("userssh") or {}
+    keys = (
+        [*task.environment.ssh_public_keys, *filter(None, [user.get("value")])]
+        if user.get("type") in ("custom", "system")
+        else []
+    )
+    if not between_tasks and not keys:
+        return _Lines(warnings=warnings)
+    pre = [*_SSHD.format(runtime_dir=shlex.quote(task.environment.runtime_dir)).splitlines()]
+    pre += [f"printf '%s\\n' {shlex.quote(key)} >> \"$ssh_dir/authorized_keys\"" for key in keys]
+    pre += _JOB_SSH.splitlines() if between_tasks else []
+    pre += _START_SSHD.splitlines()
+    if between_tasks and _is_on(parameters.get("sshbarrier")):
+        tries = _barrier_tries(parameters.get("sshbarrierTimeout"), task, call)
+        pre += _SSH_BARRIER.format(tries=tries, interval_s=SSH_BARRIER_INTERVAL_S).splitlines()
+    return _Lines(pre=_all_or_nothing(pre), warnings=warnings)
+
+
+def _all_or_nothing(lines: Sequence[str]) -> tuple[str, ...]:
+    """Lines of which the first failure ends them all, and no more than them where failures are ignored."""
+    return ("(", "set -o errexit", *lines, ")")
+
+
+def _is_on(value: Any) -> bool:
+    return str(value).lower() == "true"
+
+
+def _barrier_tries(minutes: Any, task: _Task, call: PluginCall) -> int:
+    if minutes is None:
+        return SSH_BARRIER_TRIES
+    try:
+        return max(1, int(float(minutes) * 60 / SSH_BARRIER_INTERVAL_S))
+    except (ValueError, OverflowError) as error:
+        path: Path = (*_place(call), "sshbarrierTimeout")
+        message = f"cannot use {key_of(path)}: {shown(minutes)} is not a number of minutes; write e.g. 30"
+        raise ProtocolInvalid([task.job.document.mistake(path, message)]) from error
+
+
+_SSHD = """\
+if [ ! -x /usr/sbin/sshd ]; then apt-get update; apt-get install -y openssh-client openssh-server; fi
+if [ -z "$PAI_CONTAINER_SSH_PORT" ]; then echo "cannot start sshd: this task has no port labelled ssh" >&2; exit 1; fi
+ssh_dir={runtime_dir}/ssh
+secret_dir={runtime_dir}/ssh-secret
+mkdir -p "$ssh_dir" ~/.ssh /run/sshd
+chmod 700 "$ssh_dir" ~/.ssh
+[ -f "$ssh_dir/host_key" ] || ssh-keygen -q -t ed25519 -N '' -f "$ssh_dir/host_key"
+: > "$ssh_dir/authorized_keys"
+env > ~/.ssh/environment"""
+
+_JOB_SSH = """\
+cat "$secret_dir/ssh-publickey" >> "$ssh_dir/authorized_keys"
+install -m 600 "$secret_dir/ssh-privatekey" "$ssh_dir/job_key"
+for task in ${PAI_TASK_ROLE_INSTANCES//,/ }; do
+  ip="PAI_HOST_IP_${task%%:*}_${task##*:}"
+  port="PAI_PORT_LIST_${task%%:*}_${task##*:}_ssh"
+  port="${!port}"
+  printf 'Host %s-%s\\n  HostName %s\\n  Port %s\\n' "${task%%:*}" "${task##*:}" "${!ip}" "${port%%,*}"
+  printf '  User %s\\n  IdentityFile %s\\n' "$(id -un)" "$ssh_dir/job_key"
+  printf '  StrictHostKeyChecking no\\n  UserKnownHostsFile /dev/null\\n  LogLevel ERROR\\n'
+done >> ~/.ssh/config
+chmod 600 ~/.ssh/config"""
+
+_START_SSHD = """\
+/usr/sbin/sshd -p "$PAI_CONTAINER_SSH_PORT" -h "$ssh_dir/host_key" -o PidFile="$ssh_dir/sshd.pid" -o UsePAM=no \\
+  -o AuthorizedKeysFile="$ssh_dir/authorized_keys" -o StrictModes=no -o PermitUserEnvironment=yes"""
+
+_SSH_BARRIER = """\
+waiting="${{PAI_TASK_ROLE_INSTANCES//:/-}}"
+for try in $(seq 0 {tries}); do
+  silent=""
+  for host in ${{waiting//,/ }}; do
+    ssh -q -n -o BatchMode=yes -o ConnectTimeout={interval_s} "$host" true || silent="$silent,$host"
+  done
+  waiting="${{silent#,}}"
+  [ -z "$waiting" ] && break
+  if [ "$try" = {tries} ]; then echo "cannot reach $waiting by ssh; see their logs" >&2; exit 10; fi
+  sleep {interval_s}
+done"""
+
+_PLUGINS: Mapping[str, Callable[[Mapping[str, Any], _Task, PluginCall], _Lines]] = {
+    "cmd": _cmd,
+    "ssh": _ssh,
+    "git": _git,
+    "tensorboard": _tensorboard,
+    "teamwise_storage": _no_op,  # it became storages of the job when that was read
+}

@@ -1,0 +1,155 @@
+"""A job made ready to run: for each role its image, and the scripts its tasks run. Pure: the same job gives the same scripts.
+
+Source: microsoft/pai v1.8.1 (deployments and the first stage of templates), microsoft/openpai-runtime v0.1.12 (the rest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from nni_manager.config.mistakes import key_of
+from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid, ProtocolMistake
+from nni_manager.training_services.openpai.plugins import TaskEnvironment, scripts_of, variables_of
+from nni_manager.training_services.openpai.protocol import (
+    JobProtocol,
+    Prerequisite,
+    RoleDeployment,
+    TaskRole,
+    parse,
+)
+from nni_manager.training_services.openpai.scalars import javascript_text
+from nni_manager.training_services.openpai.templates import TemplateInvalid, fill_at_submission, fill_secrets
+
+_HEAD = "#!/bin/bash\n\nset -o errexit\nset -o nounset\nset -o pipefail\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScripts:
+    """What a task runs, each part a bash script: all of `init`, all of `pre`, `user`, and if that succeeded all of `post`."""
+
+    init: tuple[str, ...]
+    pre: tuple[str, ...]
+    user: str
+    post: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedRole:
+    """A role ready to run. `entry_point` is its commands without secrets, which may be shown; `scripts` hold them."""
+
+    role: TaskRole
+    image: str
+    image_auth: Mapping[str, str] | None
+    entry_point: str
+    scripts: TaskScripts
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedJob:
+    """A job ready to run. `warnings` are those of the protocol and of the templates."""
+
+    protocol: JobProtocol
+    roles: tuple[RenderedRole, ...]
+    warnings: tuple[ProtocolMistake, ...]
+
+
+def validate(text: str, file: str = "") -> tuple[ProtocolMistake, ...]:
+    """What to tell the author of a job that can run.
+
+    Raises:
+        ProtocolInvalid: it cannot.
+    """
+    return render(parse(text, file)).warnings
+
+
+def render(job: JobProtocol, environment: TaskEnvironment | None = None) -> RenderedJob:
+    """The job's roles ready to run.
+
+    Raises:
+        ProtocolInvalid: a template cannot be filled in; with all such mistakes.
+    """
+    rendering = _Rendering(job, environment or TaskEnvironment())
+    roles = tuple(rendering.role(role) for role in job.task_roles)
+    if rendering.mistakes:
+        raise ProtocolInvalid(rendering.mistakes)
+    return RenderedJob(job, roles, tuple(dict.fromkeys((*job.warnings, *rendering.warnings))))
+
+
+class _Rendering:
+    """One pass over a job: notes mistakes and goes on, so that later ones are found too."""
+
+    def __init__(self, job: JobProtocol, environment: TaskEnvironment) -> None:
+        self._job = job
+        self._environment = environment
+        self.mistakes: list[ProtocolMistake] = []
+        self.warnings: list[ProtocolMistake] = []
+
+    def role(self, role: TaskRole) -> RenderedRole:
+        entry_point = self._entry_point(role)
+        commands = fill_secrets(entry_point, self._job.secrets)
+        self._warn_of_unknown(commands.unknown, ("taskRoles", role.name, "commands"))
+        plugins = scripts_of(self._job, role, self._environment)
+        self.mistakes += plugins.mistakes
+        self.warnings += plugins.warnings
+        image = self._job.prerequisite(role.docker_image, "dockerimage")
+        scripts = TaskScripts(plugins.init, plugins.pre, f"{_HEAD}{commands.text}\n", plugins.post)
+        return RenderedRole(role, str(image.uri), self._auth(image), entry_point, scripts)
+
+    def _entry_point(self, role: TaskRole) -> str:
+        """The commands with what the deployment adds: one script, so that a failing line ends it all."""
+        commands = list(_commands_of(self._job, role))
+        text = "\n".join(command for _, command in commands)
+        try:
+            filled = fill_at_submission(text, variables_of(self._job, role))
+        except TemplateInvalid as error:
+            path = _path_at(error.index, commands)
+            message = f"cannot use {key_of(path)}: {error.problem}"
+            self.mistakes.append(self._job.document.mistake(path, message))
+            return text
+        self._warn_of_unknown(filled.unknown, ("taskRoles", role.name, "commands"))
+        return filled.text
+
+    def _auth(self, image: Prerequisite) -> Mapping[str, str] | None:
+        if image.auth is None:
+            return None
+        index = self._job.prerequisites.index(image)
+        auth: dict[str, str] = {}
+        for key, value in image.auth.items():
+            path: Path = ("prerequisites", index, "auth", key)
+            try:
+                filled = fill_at_submission(javascript_text(value), {"$secrets": self._job.secrets})
+            except TemplateInvalid as error:
+                message = f"cannot use {key_of(path)}: {error.problem}"
+                self.mistakes.append(self._job.document.mistake(path, message))
+                continue
+            self._warn_of_unknown(filled.unknown, path)
+            auth[key] = filled.text
+        return auth
+
+    def _warn_of_unknown(self, names: Iterable[str], path: Path) -> None:
+        for name in dict.fromkeys(names):
+            message = f"{key_of(path)} keeps <% {name} %> as it is: nothing has that name; define it, or take it for text"
+            self.warnings.append(self._job.document.mistake(path, message))
+
+
+def _commands_of(job: JobProtocol, role: TaskRole) -> Iterator[tuple[Path, str]]:
+    """Every command of a role with its place, in the order of the script."""
+    added = job.deployment.get(role.name, RoleDeployment((), ()))
+    deployment: Path = ("deployments", job.deployment_index or 0, "taskRoles", role.name)
+    parts: tuple[tuple[Path, tuple[str, ...]], ...] = (
+        ((*deployment, "preCommands"), added.pre_commands),
+        (("taskRoles", role.name, "commands"), role.commands),
+        ((*deployment, "postCommands"), added.post_commands),
+    )
+    for path, commands in parts:
+        yield from (((*path, index), command.strip()) for index, command in enumerate(commands))
+
+
+def _path_at(index: int, commands: Sequence[tuple[Path, str]]) -> Path:
+    """The place of the command in which the joined text has this index."""
+    for path, command in commands:
+        if index <= len(command):
+            return path
+        index -= len(command) + 1  # the line feed between two
+    return commands[-1][0]

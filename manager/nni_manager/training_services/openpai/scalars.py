@@ -1,0 +1,207 @@
+"""What OpenPAI takes a plain YAML scalar for, and how its templates write a value.
+
+OpenPAI's REST server reads jobs with js-yaml 3 (safe schema): YAML 1.2's core with leftovers of 1.1. So `1e-4` is a number,
+`yes` a string, `0o17` a string, `017` fifteen, `1:30` ninety, `2020-01-01` a date. There is one kind of number, the double:
+here an int where it is whole and exact, else a float.
+
+Source: js-yaml 3.14.1 (microsoft/pai v1.8.1, src/rest-server: "js-yaml": "^3.13.1"); ECMAScript Number::toString.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+# Beyond this a double no longer tells neighbouring whole numbers apart.
+LARGEST_EXACT = 2**53 - 1
+
+_INTEGER = re.compile(
+    r"^(?P<sign>[-+]?)(?:(?P<zero>0)|0b(?P<binary>_*[01][01_]*)|0x(?P<hex>_*[0-9a-fA-F][0-9a-fA-F_]*)"
+    r"|0(?P<octal>_*[0-7][0-7_]*)|(?P<decimal>[1-9][0-9_]*)|(?P<sexagesimal>[1-9][0-9_]*(?::[0-5]?[0-9])+))$"
+)
+_FLOAT = re.compile(
+    r"^(?:[-+]?(?:0|[1-9][0-9_]*)(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?|\.[0-9_]+(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+    re.ASCII,
+)
+_DATE = re.compile(r"^(?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})$")
+_TIME = re.compile(
+    r"^(?P<year>[0-9]{4})-(?P<month>[0-9]{1,2})-(?P<day>[0-9]{1,2})(?:[Tt]|[ \t]+)"
+    r"(?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})(?:\.(?P<fraction>[0-9]*))?"
+    r"(?:[ \t]*(?:Z|(?P<zone>[-+])(?P<zone_hour>[0-9]{1,2})(?::(?P<zone_minute>[0-9]{2}))?))?$"
+)
+_WORDS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+@dataclass(frozen=True, slots=True)
+class Date:
+    """A moment, as JavaScript's Date holds one. Neither a string nor a number to any rule of the protocol."""
+
+    at: datetime
+
+    def __str__(self) -> str:
+        """JavaScript's text of it, on a server whose clock shows UTC."""
+        day = _DAYS[self.at.weekday()]
+        month = _MONTHS[self.at.month - 1]
+        return f"{day} {month} {self.at:%d} {self.at.year:04} {self.at:%H:%M:%S} GMT+0000 (Coordinated Universal Time)"
+
+
+def resolved(text: str) -> Any:
+    """The value of a plain scalar: None, a bool, a number, a Date, or the text itself.
+
+    Raises:
+        OverflowError: a date beyond what can be held, such as 9999-99-99.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if match := _INTEGER.match(text):
+        # js-yaml lets no number end in an underscore.
+        return text if text.endswith("_") else as_number(_integer(match))
+    if _FLOAT.match(text) and not text.endswith("_"):
+        return as_number(_float(text))
+    if match := _DATE.match(text) or _TIME.match(text):
+        return Date(_moment({name: part or "" for name, part in match.groupdict().items()}))
+    return text
+
+
+def explicitly(tag: str, text: str) -> Any:
+    """The value of a scalar with one of YAML's tags (`int` of `!!int`).
+
+    Raises:
+        ValueError: the text is nothing of that kind.
+        KeyError: no such tag of a scalar is known here.
+        OverflowError: as `resolved`.
+    """
+    is_one = _TAGS[tag]
+    if tag == "str":
+        return text
+    value = resolved(text)
+    if not is_one(value):
+        raise ValueError(text)
+    return value
+
+
+_TAGS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda _: True,
+    "null": lambda value: value is None,
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "timestamp": lambda value: isinstance(value, Date),
+}
+
+
+def as_number(value: float) -> int | float:
+    """The double `value` stands for: an int where it is whole and exact. Digits beyond a double's are lost."""
+    try:
+        double = float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    return int(double) if abs(double) <= LARGEST_EXACT and double.is_integer() else double
+
+
+def javascript_text(value: Any) -> str:
+    """The text JavaScript's `String()` makes of a value: `x,y` of a list, `[object Object]` of a mapping."""
+    match value:
+        case str():
+            return value
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return _number_text(value)
+        case list() | tuple():
+            return ",".join("" if item is None else javascript_text(item) for item in value)
+        case Mapping():
+            return "[object Object]"
+        case _:
+            return str(value)
+
+
+def _integer(match: re.Match[str]) -> float:
+    sign = -1 if match["sign"] == "-" else 1
+    digits = {name: part.replace("_", "") for name, part in match.groupdict().items() if part is not None}
+    if "binary" in digits:
+        return sign * int(digits["binary"], 2)
+    if "hex" in digits:
+        return sign * int(digits["hex"], 16)
+    if "octal" in digits:
+        return sign * int(digits["octal"], 8)
+    if "sexagesimal" in digits:
+        return sign * _sexagesimal(digits["sexagesimal"])
+    # Not int(): Python refuses to read more than some thousand digits.
+    return sign * float(digits.get("decimal", "0"))
+
+
+def _float(text: str) -> float:
+    plain = text.replace("_", "").lower()
+    sign = -1 if plain.startswith("-") else 1
+    plain = plain.lstrip("+-")
+    if plain in (".inf", ".nan"):
+        return sign * float(plain[1:])
+    if ":" in plain:
+        return sign * _sexagesimal(plain)
+    # A point with underscores alone behind it has no digits: js-yaml calls it a number, and reads none.
+    return sign * float(plain) if plain[:2] not in (".", ".e") else math.nan
+
+
+def _sexagesimal(digits: str) -> float:
+    value = 0.0
+    for part in digits.split(":"):
+        value = value * 60 + float(part)
+    return value
+
+
+def _moment(parts: Mapping[str, str]) -> datetime:
+    def number(name: str) -> int:
+        return int(parts.get(name) or 0)
+
+    # As Date.UTC: months and days that run over go on into the next year or month, and 0-99 are of the 20th century.
+    years, month = divmod(number("month") - 1, 12)
+    year = number("year") + (1900 if number("year") < 100 else 0) + years
+    try:
+        first = datetime(year, month + 1, 1, tzinfo=timezone.utc)
+    except ValueError as error:
+        raise OverflowError(str(error)) from error
+    zone = timedelta(hours=number("zone_hour"), minutes=number("zone_minute"))
+    return (
+        first
+        + timedelta(days=number("day") - 1, hours=number("hour"), minutes=number("minute"))
+        + timedelta(seconds=number("second"), milliseconds=int(parts.get("fraction", "")[:3].ljust(3, "0")))
+        - (-zone if parts.get("zone") == "-" else zone)
+    )
+
+
+def _number_text(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    text = "".join(map(str, digits))
+    assert isinstance(exponent, int)  # neither NaN nor infinite
+    point = len(text) + exponent  # where the decimal point is, counted from the first digit
+    minus = "-" if sign and text != "0" else ""
+    if text == "0":
+        return "0"
+    if len(text) <= point <= 21:
+        return minus + text.ljust(point, "0")
+    if 0 < point <= 21:
+        return f"{minus}{text[:point]}.{text[point:]}"
+    if -6 < point <= 0:
+        return f"{minus}0.{'0' * -point}{text}"
+    mantissa = f"{text[0]}.{text[1:]}" if len(text) > 1 else text
+    return f"{minus}{mantissa}e{'-' if point <= 0 else '+'}{abs(point - 1)}"

@@ -1,0 +1,166 @@
+"""The template language of a job, `<% $parameters.lr %>`, in both of its stages.
+
+At submission OpenPAI's server fills in `$parameters`, `$data`, `$output` and `$script`: mustache with tags of its own and without
+escaping, of which only names do anything; sections, comments and partials vanish with what they hold. In the container the
+runtime fills in `$secrets`. A name that nothing answers to stays, in the one spelling `<% name %>`.
+
+Different from the original on purpose: secrets are not HTML-escaped, leftover tags are not blanked, and properties that only
+JavaScript has (`toString`, `length`) do not exist.
+
+Source: mustache.js 2.3 and microsoft/pai v1.8.1 (src/rest-server/src/middlewares/v2/protocol.js); microsoft/openpai-runtime
+v0.1.12 (src/init.d/user_command_renderer.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.training_services.openpai.scalars import javascript_text
+
+_OPENING = re.compile(r"<%\s*(?P<kind>[#^/>{&=!]?)\s*")
+_CLOSING = re.compile(r"\s*%>")
+_CLOSING_CURLY = re.compile(r"\s*\}%>")
+_PIECES = re.compile(r"\n|[^\S\n]+|\S+")
+_INDEX = re.compile(r"\[([0-9]+)\]")
+# In the container an index may have blanks around it.
+_LOOSE_INDEX = re.compile(r"\[\s*([0-9]+)\s*\]")
+_SECRET = re.compile(r"<%\s*(?P<name>\$secrets\b[^%]*?)\s*%>")
+_REFERENCE = re.compile(r"<%\s*(?P<name>\$[\s\S]*?)\s*%>")
+
+
+class TemplateInvalid(Exception):
+    """A tag that is not closed, or a section that is not. `index` is where it begins; `problem` goes on to the way out."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(problem)
+        self.index = index
+        self.problem = problem
+
+
+class _Missing:
+    """No value, where None is one."""
+
+
+MISSING = _Missing()
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A text with its references filled in, and the names of those that stayed."""
+
+    text: str
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    kind: str
+    name: str
+    index: int
+
+
+def fill_at_submission(template: str, variables: Mapping[str, Any]) -> Filled:
+    """The first stage, with white space around the text removed. `$secrets` stays unless it is one of the variables.
+
+    Raises:
+        TemplateInvalid: the server answers with an error.
+    """
+    text: list[str] = []
+    unknown: list[str] = []
+    sections: list[_Tag] = []
+    for piece in _without_lines_of_tags(template):
+        if isinstance(piece, str):
+            text += [] if sections else [piece]
+        elif piece.kind in ("#", "^"):
+            sections.append(piece)
+        elif piece.kind == "/":
+            if not sections or sections.pop().name != piece.name:
+                raise TemplateInvalid(piece.index, f"<% /{piece.name} %> closes no section; remove it")
+        elif piece.kind == "" and not sections:
+            name = _INDEX.sub(r".\1", piece.name)
+            value = lookup(variables, name)
+            if value is MISSING or value is None:
+                unknown.append(name)
+            text.append(f"<% {name} %>" if value is MISSING or value is None else javascript_text(value))
+    if sections:
+        raise TemplateInvalid(sections[-1].index, f"<% #{sections[-1].name} %> is not closed; remove it")
+    return Filled("".join(text).strip(), tuple(name for name in unknown if not name.startswith("$secrets")))
+
+
+def fill_secrets(text: str, secrets: Mapping[str, Any]) -> Filled:
+    """The second stage. Numbers and the like are written as Python does: the runtime is a Python program."""
+    return _replaced(_SECRET, text, {"$secrets": secrets}, str)
+
+
+def fill_parameter(text: str, variables: Mapping[str, Any]) -> Filled:
+    """A parameter of a plugin, where both stages' variables are known. Nothing, lists and mappings have no text there."""
+    return _replaced(_REFERENCE, text, variables, javascript_text, without_text=(list, dict, type(None)))
+
+
+def lookup(variables: Mapping[str, Any], name: str) -> Any:
+    """What `$a.b.1` names: through mappings by key, through lists by index; MISSING if nothing."""
+    value: Any = variables
+    for step in name.split("."):
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return MISSING
+    return value
+
+
+def _replaced(
+    pattern: re.Pattern[str],
+    text: str,
+    variables: Mapping[str, Any],
+    written: Callable[[Any], str],
+    without_text: tuple[type, ...] = (),
+) -> Filled:
+    unknown: list[str] = []
+
+    def replacement(match: re.Match[str]) -> str:
+        value = lookup(variables, _LOOSE_INDEX.sub(r".\1", match["name"]))
+        if value is MISSING or isinstance(value, without_text):
+            unknown.append(match["name"])
+            return match[0]
+        return written(value)
+
+    return Filled(pattern.sub(replacement, text), tuple(unknown))
+
+
+def _without_lines_of_tags(template: str) -> Iterator[str | _Tag]:
+    """Texts and tags; a line on which nothing but tags without a value stand is gone but for the tags."""
+    line: list[str | _Tag] = []
+    for piece in _texts_and_tags(template):
+        line.append(piece)
+        if piece == "\n":
+            yield from _visible(line)
+            line = []
+    yield from line
+
+
+def _visible(line: list[str | _Tag]) -> list[str | _Tag]:
+    tags = [piece for piece in line if isinstance(piece, _Tag)]
+    is_blank = not any(isinstance(piece, str) and piece.strip() for piece in line)
+    if tags and is_blank and all(tag.kind not in ("", "&") for tag in tags):
+        return list(tags)
+    return line
+
+
+def _texts_and_tags(template: str) -> Iterator[str | _Tag]:
+    position = 0
+    while opening := _OPENING.search(template, position):
+        yield from _PIECES.findall(template[position : opening.start()])
+        closing = (_CLOSING_CURLY if opening["kind"] == "{" else _CLOSING).search(template, opening.end())
+        if closing is None:
+            raise TemplateInvalid(opening.start(), "<% is not closed; write %> behind the name")
+        if opening["kind"] == "=":
+            raise TemplateInvalid(opening.start(), "<%= changes what a tag looks like; leave it out")
+        kind = "&" if opening["kind"] == "{" else opening["kind"]
+        yield _Tag(kind, template[opening.end() : closing.start()], opening.start())
+        position = closing.end()
+    yield from _PIECES.findall(template[position:])

@@ -1,0 +1,270 @@
+"""Everything wrong with a job, found at once: its form by the schema, its sense by rules of ours.
+
+The rules work on what the form let through as well as on what it did not, so that nobody mends a job mistake by mistake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from jsonschema import Draft7Validator
+from jsonschema.exceptions import ValidationError
+
+from nni_manager.config.mistakes import key_of, remedy_for_unknown, shown
+from nni_manager.training_services.openpai.document import Document
+from nni_manager.training_services.openpai.mistakes import Path, ProtocolMistake, Violation
+from nni_manager.training_services.openpai.prerequisites import cycle_in
+from nni_manager.training_services.openpai.schema import JOB_SCHEMA, PREREQUISITE_TYPES, RUNTIME_PLUGINS
+
+# Of names that would have been right. A job may have thousands of them, and as many mistakes.
+MOST_NAMES_SHOWN = 20
+
+# The keys of a task role that name a prerequisite, and its type.
+_REFERENCES = {"dockerImage": "dockerimage", "data": "data", "output": "output", "script": "script"}
+
+
+def mangled(role: str) -> str:
+    """The name a role has inside a cluster: lower case, letters and digits only.
+
+    Source: microsoft/pai, src/rest-server/src/models/v2/job/k8s.js.
+    """
+    return re.sub("[^a-z0-9]", "", role.lower())
+
+
+def mistakes_of(document: Document) -> list[ProtocolMistake]:
+    """Every reason for which a job cannot run; empty when it can."""
+    form = _mistakes_of_form(document)
+    if not isinstance(document.value, dict):
+        return form
+    places = {mistake.path for mistake in form}
+    sense = [mistake for mistake in _Sense(document).mistakes() if mistake.path not in places]
+    return [*document.mistakes, *form, *sense]
+
+
+def warnings_of(document: Document) -> list[ProtocolMistake]:
+    """What in a job that can run will not do what its author may think."""
+    return list(_Sense(document).warnings())
+
+
+def _mistakes_of_form(document: Document) -> list[ProtocolMistake]:
+    """Where the job breaks the schema: one mistake a place, its first."""
+    found: dict[Path, ProtocolMistake] = {}
+    for error in Draft7Validator(JOB_SCHEMA).iter_errors(document.value):
+        for path, message, params in _sentences(error):
+            rule = Violation(str(error.validator), tuple(error.absolute_schema_path), params)
+            found.setdefault(path, document.mistake(path, message, rule))
+    return list(found.values())
+
+
+def _sentences(error: ValidationError) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """For each thing an error speaks of: its place, the sentence, and ajv's `params`."""
+    path: Path = tuple(error.absolute_path)
+    assert isinstance(error.schema, Mapping)
+    schema, value, limit = error.schema, cast(Any, error.instance), cast(Any, error.validator_value)
+    match error.validator:
+        case "required":
+            for name in limit:
+                if name not in value:
+                    must_be = schema["properties"].get(name, {})
+                    yield (*path, name), _missing((*path, name), must_be), {"missingProperty": name}
+        case "additionalProperties":
+            for name in value:
+                if not _is_known(name, schema):
+                    yield (*path, name), _unknown((*path, name), schema), {"additionalProperty": name}
+        case "type":
+            types = ",".join(limit) if isinstance(limit, list) else limit
+            yield path, _wrong(path, value, schema), {"type": types}
+        case "enum":
+            yield path, _wrong(path, value, schema), {"allowedValues": limit}
+        case "pattern":
+            yield path, _wrong(path, value, schema), {"pattern": limit}
+        case _:
+            yield path, _wrong(path, value, schema), {"limit": limit}
+
+
+def _is_known(name: str, schema: Mapping[str, Any]) -> bool:
+    patterns = schema.get("patternProperties", {})
+    return name in schema.get("properties", {}) or any(re.search(pattern, name) for pattern in patterns)
+
+
+def _missing(path: Path, schema: Mapping[str, Any]) -> str:
+    return (
+        f"cannot do without {key_of(path)}: it must be {schema.get('description')}; {_written(path, schema)}"
+    )
+
+
+def _unknown(path: Path, schema: Mapping[str, Any]) -> str:
+    key, name = key_of(path), str(path[-1])
+    if "patternProperties" in schema:
+        rule = "letters, digits and _ with no digit first"
+        better = re.sub(r"\W", "_", name, flags=re.ASCII) or "a"
+        better = f"_{better}" if better[0].isdigit() else better
+        return f"cannot use {key}: {shown(name)} is no name here, where it must be {rule}; rename it, e.g. {better}"
+    remedy = remedy_for_unknown(name, schema["properties"], verb="remove it or use")
+    return f"cannot use {key}: there is no such key here; {remedy}"
+
+
+def _wrong(path: Path, value: Any, schema: Mapping[str, Any]) -> str:
+    subject = f"use {key_of(path)}" if path else "run this job"
+    # A mistake is shown to more people than a secret is.
+    is_secret = "secrets" in path[:1] or "auth" in path
+    said = "its value" if is_secret else shown(value)
+    return f"cannot {subject}: {said} is not {schema.get('description')}; {_written(path, schema)}"
+
+
+def _written(path: Path, schema: Mapping[str, Any]) -> str:
+    examples = schema.get("examples")
+    if not path or not examples:
+        return "write it as `key: value` lines"
+    example = str(examples[0])
+    return f"write e.g. {example}" if isinstance(path[-1], int) else f"write e.g. {path[-1]}: {example}"
+
+
+class _Sense:
+    """The rules beyond form. They read values of any form: what is not of the expected one is passed over."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        job = _mapping(document.value)
+        self._roles = {name: _mapping(role) for name, role in _mapping(job.get("taskRoles")).items()}
+        self._prerequisites = [
+            (("prerequisites", index), item)
+            for index, item in enumerate(map(_mapping, _list(job.get("prerequisites"))))
+        ]
+        self._names = [item.get("name") for _, item in self._prerequisites]
+        self._deployments = [_mapping(item) for item in _list(job.get("deployments"))]
+        self._defaults = _mapping(job.get("defaults"))
+        self._extras = _mapping(job.get("extras"))
+
+    def mistakes(self) -> Iterator[ProtocolMistake]:
+        yield from self._repeated()
+        yield from self._references()
+        yield from self._requirements()
+        yield from self._role_names()
+        yield from self._default_deployment()
+        yield from self._two_forms_of_commands()
+
+    def warnings(self) -> Iterator[ProtocolMistake]:
+        gang = self._extras.get("gangAllocation")
+        if gang is not None and not isinstance(gang, bool):
+            message = f"extras.gangAllocation counts as true, being {shown(gang)}; write true or false without quotes"
+            yield self._document.mistake(("extras", "gangAllocation"), message)
+        for name, role in self._roles.items():
+            if role.get("taskRetryCount") and gang is not False:
+                path: Path = ("taskRoles", name, "taskRetryCount")
+                message = (
+                    f"{key_of(path)} has no effect; set extras.gangAllocation to false to retry single tasks"
+                )
+                yield self._document.mistake(path, message)
+        for index, deployment in enumerate(self._deployments):
+            for name in _mapping(deployment.get("taskRoles")):
+                if name not in self._roles:
+                    place: Path = ("deployments", index, "taskRoles", name)
+                    remedy = remedy_for_unknown(name, list(self._roles)[:MOST_NAMES_SHOWN])
+                    message = f"{key_of(place)} has no effect: there is no such task role; {remedy}"
+                    yield self._document.mistake(place, message)
+        for path, call in self._plugin_calls():
+            if str(call.get("failurePolicy", "fail")).lower() not in ("fail", "ignore"):
+                message = f"failurePolicy {shown(call['failurePolicy'])} counts as fail; write fail or ignore"
+                yield self._document.mistake((*path, "failurePolicy"), message)
+
+    def _plugin_calls(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        yield from ((path, item) for path, item in self._prerequisites if "plugin" in item)
+        for index, call in enumerate(map(_mapping, _list(self._extras.get(RUNTIME_PLUGINS)))):
+            yield ("extras", RUNTIME_PLUGINS, index), call
+
+    def _repeated(self) -> Iterator[ProtocolMistake]:
+        seen: dict[tuple[Any, Any], Path] = {}
+        for path, item in self._prerequisites:
+            what = (shown(item.get("type")), shown(item.get("name")))
+            if "name" in item and seen.setdefault(what, path) != path:
+                yield self._mistake(
+                    (*path, "name"),
+                    f"{key_of(seen[what])} is a prerequisite {what[1]} of type {item.get('type')} already",
+                    "rename one of them",
+                )
+        names: dict[str, int] = {}
+        for index, item in enumerate(self._deployments):
+            name = shown(item.get("name"))
+            if "name" in item and names.setdefault(name, index) != index:
+                yield self._mistake(
+                    ("deployments", index, "name"),
+                    f"deployments[{names[name]}] is named {name} already",
+                    "rename one of them",
+                )
+
+    def _references(self) -> Iterator[ProtocolMistake]:
+        names = {
+            kind: [i.get("name") for _, i in self._prerequisites if i.get("type") == kind]
+            for kind in PREREQUISITE_TYPES
+        }
+        for role_name, role in self._roles.items():
+            at: Path = ("taskRoles", role_name)
+            for key, kind in _REFERENCES.items():
+                if isinstance(role.get(key), str) and role[key] not in names[kind]:
+                    yield self._unknown((*at, key), role[key], names[kind], f"prerequisite of type {kind}")
+            for index, name in enumerate(_list(role.get("prerequisites"))):
+                if name not in self._names:
+                    yield self._unknown((*at, "prerequisites", index), name, self._names, "prerequisite")
+
+    def _requirements(self) -> Iterator[ProtocolMistake]:
+        requires: dict[str, list[str]] = {}
+        for path, item in self._prerequisites:
+            required = [name for name in _list(item.get("require")) if isinstance(name, str)]
+            requires[str(item.get("name"))] = required
+            for index, name in enumerate(required):
+                if name not in self._names:
+                    yield self._unknown((*path, "require", index), name, self._names, "prerequisite")
+        cycle = cycle_in(requires)
+        if cycle:
+            path = next(path for path, item in self._prerequisites if item.get("name") == cycle[0])
+            yield self._mistake(
+                (*path, "require"), f"{' requires '.join([*cycle, cycle[0]])}", "remove one of these"
+            )
+
+    def _role_names(self) -> Iterator[ProtocolMistake]:
+        seen: dict[str, str] = {}
+        for name in self._roles:
+            short = mangled(name)
+            if not 1 <= len(short) <= 63:
+                problem = f"a cluster calls it {shown(short)}, which must be 1 to 63 letters and digits"
+                yield self._mistake(("taskRoles", name), problem, "rename it with letters a to z")
+            elif seen.setdefault(short, name) != name:
+                problem = f"a cluster calls both it and {seen[short]} {short}"
+                yield self._mistake(
+                    ("taskRoles", name), problem, "rename one so that they differ in letters or digits"
+                )
+
+    def _default_deployment(self) -> Iterator[ProtocolMistake]:
+        name = self._defaults.get("deployment")
+        names = [item.get("name") for item in self._deployments]
+        if isinstance(name, str) and name not in names:
+            yield self._unknown(("defaults", "deployment"), name, names, "deployment")
+
+    def _two_forms_of_commands(self) -> Iterator[ProtocolMistake]:
+        for path, call in self._plugin_calls():
+            in_extras = path[0] == "extras"
+            parameters = _mapping(call.get("parameters")) if in_extras else call
+            others = [key for key in ("preCommands", "postCommands") if key in parameters]
+            is_cmd = call.get("plugin") == ("cmd" if in_extras else f"{RUNTIME_PLUGINS}.cmd")
+            if is_cmd and "callbacks" in parameters and others:
+                at: Path = (*path, "parameters", "callbacks") if in_extras else (*path, "callbacks")
+                yield self._mistake(at, f"there is {others[0]} beside it", "keep one of the two forms")
+
+    def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolMistake:
+        known = [each for each in known if isinstance(each, str)][:MOST_NAMES_SHOWN]
+        remedy = remedy_for_unknown(str(name), known) if known else f"add a {what} of that name"
+        return self._mistake(path, f"there is no {what} named {shown(name)}", remedy)
+
+    def _mistake(self, path: Path, problem: str, way_out: str) -> ProtocolMistake:
+        return self._document.mistake(path, f"cannot use {key_of(path)}: {problem}; {way_out}")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

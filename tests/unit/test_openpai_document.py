@@ -1,0 +1,210 @@
+"""A job's text: read as OpenPAI reads it, placed, and never the end of the reader."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nni_manager.training_services.openpai.document import MOST_LEVELS, read_document
+from nni_manager.training_services.openpai.mistakes import ProtocolInvalid, ProtocolMistake, Violation
+
+
+def refusal(text):
+    with pytest.raises(ProtocolInvalid) as caught:
+        read_document(text)
+    return str(caught.value)
+
+
+def read_or_refused(text):
+    try:
+        read_document(text)
+    except ProtocolInvalid as error:
+        return len(error.mistakes) == 1 and error.mistakes[0].line >= 1
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{\n\t"a": 1\n}', {"a": 1}),
+        ("a:\tb", {"a": "b"}),
+        ("a: b\t# c", {"a": "b"}),
+        ("- a\n-\tb", ["a", "b"]),
+        ("a: |\n  x:\ty\n  z", {"a": "x:\ty\nz\n"}),
+        ("a: yes\nb: 1.0", {"a": "yes", "b": 1}),
+        ("%YAML 1.1\n---\na: yes", {"a": "yes"}),
+        ("1.0: a\nnull: b", {"1": "a", "null": "b"}),
+        ("a: '1'\nb: !!str 1", {"a": "1", "b": "1"}),
+        ('{"a": "\\ud83d\\ude00"}', {"a": "\U0001f600"}),
+        ("\ufeffa: 1", {"a": 1}),
+        ("a: <% $parameters.x %>", {"a": "<% $parameters.x %>"}),
+        ("a: &x {c: 1}\nb: {<<: *x, d: 2}", {"a": {"c": 1}, "b": {"c": 1, "d": 2}}),
+        ("a: {<<: [{x: 1}, {x: 2, y: 3}], y: 4}", {"a": {"x": 1, "y": 4}}),
+        ("a: {y: 4, <<: {y: 5}}", {"a": {"y": 4}}),
+        ('"<<": 1', {"<<": 1}),
+        ("a: x\r\nb: y\r\n", {"a": "x", "b": "y"}),
+        ("", None),
+        ("# nothing", None),
+    ],
+)
+def test_a_text_has_the_value_js_yaml_gives_it(text, value):
+    assert read_document(text).value == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a: 1\n\tb: 2",
+            "line 2, column 1: cannot read the job: a line begins with a tab; indent with spaces",
+        ),
+        ("a: 1\nb: 'x\nc: 2", "line 2, column 4: cannot read the job: a quote is not closed; close it"),
+        (
+            "a: b: c",
+            "line 1, column 5: cannot read the job: there is a second colon; put text with a colon and a blank in",
+        ),
+        (
+            "a:\n  b c\n  d: 1",
+            "line 2, column 3: cannot read the job: a line is no `key: value`; give it a colon and a",
+        ),
+        (
+            "a: 1\nb\n",
+            "line 2, column 1: cannot read the job: a line is no `key: value`; give it a colon and a value",
+        ),
+        ("a: 1\n---\nb: 1", "line 2, column 1: cannot read the job: a second document begins here; keep one"),
+        (
+            "x: 1\ny: \x07",
+            "line 2, column 4: cannot read the job: there is a character (code 7) that no text has",
+        ),
+        (
+            "a: \ud800",
+            "line 1, column 4: cannot read the job: there is a character (code 55296) that no text has",
+        ),
+        ('a: "\\ud83d"', "line 1, column 4: cannot read the job: half of a surrogate pair is no character"),
+        ("a: *b", "line 1, column 4: cannot read the job: found undefined alias 'b'; mend the YAML there"),
+        ("a: &a [*a]", "line 1, column 4: cannot read the job: an anchor contains itself"),
+        (
+            "a: !!python/object:os.system x",
+            "line 1, column 4: cannot read the job: there is no use for the tag !!python/obj",
+        ),
+        (
+            "a: !!set {x}",
+            "line 1, column 4: cannot read the job: there is no use for the tag !!set here; leave it out",
+        ),
+        (
+            "a: !!int x",
+            'line 1, column 4: cannot read the job: "x" is not of the kind !!int; leave the tag out',
+        ),
+        ("[1]: a", "line 1, column 1: cannot read the job: a list or a mapping cannot be a key here"),
+        ("a: {<<: 1}", "line 1, column 9: cannot read the job: << merges mappings only"),
+        (
+            "a: 9999-99-99",
+            'line 1, column 4: cannot read the job: "9999-99-99" is a date too far away; put it in quotes',
+        ),
+        ("a: {b: 1", "line 1, column 4: cannot read the job: expected ',' or '}'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(text, message):
+    assert refusal(text).startswith(message)
+
+
+def test_every_key_written_twice_is_a_mistake():
+    document = read_document("a: 1\nb: {c: 1, c: 2}\na: 3\n", "job.yml")
+    assert [str(mistake) for mistake in document.mistakes] == [
+        "job.yml:2:11: cannot use b.c: it is in line 2 already; keep one of the two",
+        "job.yml:3:1: cannot use a: it is in line 1 already; keep one of the two",
+    ]
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? "])
+def test_deep_nesting_is_refused(opening):
+    assert f"more than {MOST_LEVELS} levels deep" in refusal(opening * 3000)
+
+
+def test_aliases_cannot_make_a_small_text_a_huge_value():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    started = time.monotonic()
+    assert "its aliases make more than" in refusal("\n".join(lines))
+    assert time.monotonic() - started < 5
+
+
+def test_an_alias_is_the_value_it_names():
+    document = read_document("a: &a [1, 2]\nb: *a\n")
+    assert document.value == {"a": [1, 2], "b": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "a: " + "9" * 90_000, "a: 1:" + "0" * 90_000, "'" * 99_999, "&a " * 30_000]
+)
+def test_a_hostile_text_is_read_or_refused_soon(text):
+    started = time.monotonic()
+    assert read_or_refused(text)
+    assert time.monotonic() - started < 20
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="ab:-?[]{},&*!|>%@'\"#<~ \t\n019.", max_size=60))
+def test_any_text_is_read_or_refused(text):
+    assert read_or_refused(text)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.text(st.characters(codec="utf-8", categories=["L", "P", "Z"])),
+    lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text("abc.-"), values, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(json_values)
+def test_json_is_read_as_json(value):
+    assert read_document(json.dumps(value)).value == value
+    assert read_document(json.dumps(value, indent="\t")).value == value
+
+
+def test_a_mistake_is_placed_at_its_key_or_at_the_nearest_above():
+    document = read_document("a:\n  - b: 1\n  - 2\n", "f")
+    assert str(document.mistake(("a", 0, "b"), "m")) == "f:2:5: m"
+    assert str(document.mistake(("a", 1), "m")) == "f:3:5: m"
+    assert str(document.mistake(("a", 0, "x", "y"), "m")) == "f:2:5: m"
+    assert str(document.mistake((), "m")) == "f:1:1: m"
+
+
+def test_an_error_lists_its_mistakes_in_the_order_of_the_text():
+    later = ProtocolMistake("", 9, 1, "b", "cannot b; do", ("b",))
+    sooner = ProtocolMistake(
+        "",
+        2,
+        3,
+        "a[0]",
+        "cannot a; do",
+        ("a", 0, "it's"),
+        Violation("type", ("x", "type"), {"type": "string"}),
+    )
+    assert (
+        str(ProtocolInvalid([later, sooner]))
+        == "line 2, column 3: cannot a; do\nline 9, column 1: cannot b; do"
+    )
+    assert json.loads(ProtocolInvalid([later, sooner]).response_message()) == [
+        {
+            "keyword": "type",
+            "dataPath": ".a[0]['it\\'s']",
+            "schemaPath": "#/x/type",
+            "params": {"type": "string"},
+            "message": "line 2, column 3: cannot a; do",
+        },
+        {
+            "keyword": "semantics",
+            "dataPath": ".b",
+            "schemaPath": "#",
+            "params": {},
+            "message": "line 9, column 1: cannot b; do",
+        },
+    ]
+    assert ProtocolInvalid([later]).response_message() == "line 9, column 1: cannot b; do"

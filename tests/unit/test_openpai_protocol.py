@@ -1,0 +1,512 @@
+"""What OpenPAI's server takes and what it refuses, all that is wrong at once, and what a job then is."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openpai_jobs import JOB, REMOVED, WORKER, a_job, text_of
+
+from nni_manager.errors import UserMistake
+from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+from nni_manager.training_services.openpai.protocol import (
+    Completion,
+    JobStatusChangeNotification,
+    Resources,
+    RoleDeployment,
+    Storage,
+    parse,
+)
+from nni_manager.training_services.openpai.render import validate
+
+RESOURCES = (*WORKER, "resourcePerInstance")
+PLUGINS = "com.microsoft.pai.runtimeplugin"
+
+
+def mistakes(job):
+    with pytest.raises(ProtocolInvalid) as caught:
+        parse(text_of(job))
+    assert isinstance(caught.value, UserMistake)
+    return str(caught.value).splitlines()
+
+
+def is_well_said(mistake):
+    place, said = (mistake.line, mistake.column), mistake.message
+    return min(place) >= 1 and said.startswith("cannot ") and "; " in said and "None" not in said
+
+
+# What a real server answered 202 to.
+ACCEPTED = {
+    "protocolVersion as text": a_job(protocolVersion="2"),
+    "version as a number": text_of(a_job(version=1.0)),
+    "unknown key in defaults": a_job(defaults={"virtualCluster": "default", "other": 1}),
+    "anything in extras": a_job(
+        extras={"submitFrom": 5, "other": {"a": [1, None]}, "hivedScheduler": {"taskRoles": {}}}
+    ),
+    "role W_1": a_job((("taskRoles", "W_1"), JOB["taskRoles"]["worker"])),
+    "minFailed -5": a_job(((*WORKER, "completion"), {"minFailedInstances": -5})),
+    "minFailed null": a_job(((*WORKER, "completion"), {"minFailedInstances": None})),
+    "minSucceeded 0": a_job(((*WORKER, "completion"), {"minSucceededInstances": 0})),
+    "taskRetryCount -5": a_job(((*WORKER, "taskRetryCount"), -5)),
+    "gpu -1": a_job(((*RESOURCES, "gpu"), -1)),
+    "cpu 0": a_job(((*RESOURCES, "cpu"), 0)),
+    "port count 0": a_job(((*RESOURCES, "ports"), {"a": 0})),
+    "unknown key in extraContainerOptions": a_job(
+        ((*WORKER, "extraContainerOptions"), {"shmMB": 64, "other": 1})
+    ),
+    "same name of another type": a_job((("prerequisites", 4), {"name": "i", "type": "script", "uri": "u"})),
+    "deployment for an unknown role": a_job(
+        deployments=[{"name": "x", "taskRoles": {"nope": {"preCommands": ["a"]}}}]
+    ),
+    # Beyond the table, from the tables of fields.
+    "script without uri and with other keys": a_job(
+        (("prerequisites", 2), {"name": "s", "type": "script", "other": 1})
+    ),
+    "data without uri": a_job((("prerequisites", 1), {"name": "d", "type": "data"})),
+    "null skuType": a_job(extras={"hivedScheduler": {"taskRoles": {"worker": {"skuType": None}}}}),
+    "no instances": a_job(((*WORKER, "instances"), REMOVED)),
+    "a whole number with a point": text_of(a_job()).replace('"instances": 2', '"instances": 2.0'),
+    "other keys in auth": a_job((("prerequisites", 0, "auth"), {"username": "u", "email": "e"})),
+    "other keys in a deployment": a_job(deployments=[{"name": "x", "taskRoles": {"worker": {}}, "other": 1}]),
+    "name of 255": a_job(name="n" * 255),
+    "prerequisite with a foreign plugin": a_job((("prerequisites", 2, "plugin"), "org.other")),
+}
+
+# What a real server answered 400 to, with where the mistake is said to be.
+REJECTED = {
+    "protocolVersion 1": (a_job(protocolVersion=1), "protocolVersion"),
+    "name with ~": (a_job(name="a~b"), "name"),
+    "name empty": (a_job(name=""), "name"),
+    "name of 256": (a_job(name="n" * 256), "name"),
+    "name with a line feed": (a_job(name="n\n"), "name"),
+    "no type": (a_job(type=REMOVED), "type"),
+    "unknown top key": (a_job(other=1), "other"),
+    "extras null": (a_job(extras=None), "extras"),
+    "role w-1": (a_job((("taskRoles", "w-1"), JOB["taskRoles"]["worker"])), "taskRoles.w-1"),
+    "role 1w": (a_job((("taskRoles", "1w"), JOB["taskRoles"]["worker"])), "taskRoles.1w"),
+    "unknown role key": (a_job(((*WORKER, "other"), 1)), "taskRoles.worker.other"),
+    "instances 0": (a_job(((*WORKER, "instances"), 0)), "taskRoles.worker.instances"),
+    "instances 1.5": (a_job(((*WORKER, "instances"), 1.5)), "taskRoles.worker.instances"),
+    "unknown completion key": (a_job(((*WORKER, "completion"), {"x": 1})), "taskRoles.worker.completion.x"),
+    "jobRetryCount -2": (a_job(jobRetryCount=-2), "jobRetryCount"),
+    "shmMB 1.5": (
+        a_job(((*WORKER, "extraContainerOptions"), {"shmMB": 1.5})),
+        "taskRoles.worker.extraContainerOptions.shmMB",
+    ),
+    "no gpu": (a_job(((*RESOURCES, "gpu"), REMOVED)), "taskRoles.worker.resourcePerInstance.gpu"),
+    "unknown resource key": (a_job(((*RESOURCES, "x"), 1)), "taskRoles.worker.resourcePerInstance.x"),
+    "ports {}": (a_job(((*RESOURCES, "ports"), {})), "taskRoles.worker.resourcePerInstance.ports"),
+    "port label a-b": (
+        a_job(((*RESOURCES, "ports"), {"a-b": 1})),
+        "taskRoles.worker.resourcePerInstance.ports.a-b",
+    ),
+    "no commands": (a_job(((*WORKER, "commands"), [])), "taskRoles.worker.commands"),
+    "a number as command": (a_job(((*WORKER, "commands"), [1])), "taskRoles.worker.commands[0]"),
+    "no prerequisites": (a_job(prerequisites=REMOVED), "taskRoles.worker.dockerImage"),
+    "prerequisites empty": (a_job(prerequisites=[]), "prerequisites"),
+    "dockerimage with another key": (a_job((("prerequisites", 0, "x"), 1)), "prerequisites[0].x"),
+    "dockerimage without uri": (a_job((("prerequisites", 0, "uri"), REMOVED)), "prerequisites[0].uri"),
+    "data uri as a string": (a_job((("prerequisites", 1, "uri"), "/data")), "prerequisites[1].uri"),
+    "data without name": (a_job((("prerequisites", 1, "name"), REMOVED)), "prerequisites[1].name"),
+    "deployments []": (a_job(deployments=[]), "deployments"),
+    "deployment without taskRoles": (a_job(deployments=[{"name": "x"}]), "deployments[0].taskRoles"),
+    "secrets as a list": (a_job(secrets=["x"]), "secrets"),
+    "parameters as a list": (a_job(parameters=["x"]), "parameters"),
+    "a list": ("- a", ""),
+    "null": ("null", ""),
+    "nothing": ("", ""),
+    # Mistakes of sense.
+    "prerequisite twice": (a_job((("prerequisites", 4), JOB["prerequisites"][0])), "prerequisites[4].name"),
+    "unknown image": (a_job(((*WORKER, "dockerImage"), "nope")), "taskRoles.worker.dockerImage"),
+    "unknown data": (a_job(((*WORKER, "data"), "nope")), "taskRoles.worker.data"),
+    "an image as data": (a_job(((*WORKER, "data"), "i")), "taskRoles.worker.data"),
+    "unknown prerequisite": (
+        a_job(((*WORKER, "prerequisites"), ["s", "nope"])),
+        "taskRoles.worker.prerequisites[1]",
+    ),
+    "deployment twice": (
+        a_job(deployments=[{"name": "x", "taskRoles": {"worker": {}}}] * 2),
+        "deployments[1].name",
+    ),
+    "unknown default deployment": (a_job(defaults={"deployment": "nope"}), "defaults.deployment"),
+    # 500 there.
+    "YAML that is none": ("a: b: c", ""),
+    "key twice": (text_of(a_job()).replace('"type": "job"', '"type": "job", "type": "job"'), "type"),
+    "two documents": ("a: 1\n---\nb: 1", ""),
+    # 202 there, and then the job fails, or something worse happens.
+    "dockerImage toString": (a_job(((*WORKER, "dockerImage"), "toString")), "taskRoles.worker.dockerImage"),
+    "names one cluster name": (
+        a_job((("taskRoles", "WORKER_"), JOB["taskRoles"]["worker"])),
+        "taskRoles.WORKER_",
+    ),
+    "no cluster name": (a_job((("taskRoles", "__"), JOB["taskRoles"]["worker"])), "taskRoles.__"),
+    "too many instances": (a_job(((*WORKER, "instances"), 1e300)), "taskRoles.worker.instances"),
+    "infinitely many instances": (
+        text_of(a_job()).replace(': 2,\n      "docker', ': .inf,\n      "docker'),
+        "taskRoles.worker.instances",
+    ),
+    "cpu beyond a double": (a_job(((*RESOURCES, "cpu"), 2**53)), "taskRoles.worker.resourcePerInstance.cpu"),
+    "unknown requirement": (
+        a_job((("prerequisites", 2, "require"), ["nope"])),
+        "prerequisites[2].require[0]",
+    ),
+    "requirement of itself": (a_job((("prerequisites", 2, "require"), ["s"])), "prerequisites[2].require"),
+    "storages as a word": (a_job(extras={"storages": "x"}), "extras.storages"),
+    "storage without name": (a_job(extras={"storages": [{}]}), "extras.storages[0].name"),
+    "unknown plugin": (a_job(extras={PLUGINS: [{"plugin": "shh"}]}), f"extras.{PLUGINS}[0].plugin"),
+    "unknown plugin of a prerequisite": (
+        a_job((("prerequisites", 2, "plugin"), f"{PLUGINS}.shh")),
+        "prerequisites[2].plugin",
+    ),
+    "git without repository": (
+        a_job(extras={PLUGINS: [{"plugin": "git"}]}),
+        f"extras.{PLUGINS}[0].parameters",
+    ),
+    "cmd with both forms": (
+        a_job(extras={PLUGINS: [{"plugin": "cmd", "parameters": {"callbacks": [], "preCommands": []}}]}),
+        f"extras.{PLUGINS}[0].parameters.callbacks",
+    ),
+    "storage names as a number": (
+        a_job(extras={PLUGINS: [{"plugin": "teamwise_storage", "parameters": {"storageConfigNames": 5}}]}),
+        f"extras.{PLUGINS}[0].parameters.storageConfigNames",
+    ),
+}
+
+
+@pytest.mark.parametrize("job", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_the_server_takes_is_taken(job):
+    assert parse(text_of(job)).name.startswith(("job", "n"))
+
+
+@pytest.mark.parametrize(("job", "key"), REJECTED.values(), ids=REJECTED)
+def test_what_the_server_refuses_is_refused_with_its_place_and_a_way_out(job, key):
+    with pytest.raises(ProtocolInvalid) as caught:
+        parse(text_of(job), "job.yml")
+    assert caught.value.mistakes[0].key == key
+    assert all(is_well_said(mistake) for mistake in caught.value.mistakes)
+
+
+def test_every_mistake_is_told_at_once_in_the_order_of_lines():
+    text = """\
+protocolVersion: 2
+name: a~b
+prerequisites:
+- {name: i, type: dockerimage, uri: u, plugin: x}
+taskRoles:
+  Worker:
+    instances: 0
+    dockerImage: j
+    resourcePerInstance: {cpu: 1, gpu: one}
+    commands: []
+  worker_:
+    dockerImage: i
+    resourcePerInstance: {cpu: 1, gpu: 1, memoryMB: 1}
+    comands: [a]
+    commands: [a]
+secrets: [tok3n]
+extra: {}
+"""
+    assert mistakes(text) == [
+        "line 1, column 1: cannot do without type: it must be the word job; write e.g. type: job",
+        'line 2, column 1: cannot use name: "a~b" is not a name of 1 to 255 letters, digits, _ and -; write e.g. name: my_job-1',
+        "line 4, column 40: cannot use prerequisites[0].plugin: there is no such key here; "
+        "remove it or use one of protocolVersion, name, version, contributor, description, type, uri, auth",
+        "line 7, column 5: cannot use taskRoles.Worker.instances: 0 is not a whole number from 1 to 10000; "
+        "write e.g. instances: 1",
+        'line 8, column 5: cannot use taskRoles.Worker.dockerImage: there is no prerequisite of type dockerimage named "j"; '
+        "use one of i",
+        "line 9, column 5: cannot do without taskRoles.Worker.resourcePerInstance.memoryMB: it must be a whole number; "
+        "write e.g. memoryMB: 1024",
+        'line 9, column 35: cannot use taskRoles.Worker.resourcePerInstance.gpu: "one" is not a whole number; write e.g. gpu: 0',
+        "line 10, column 5: cannot use taskRoles.Worker.commands: [] is not a list of at least one command; "
+        'write e.g. commands: ["echo hello"]',
+        "line 11, column 3: cannot use taskRoles.worker_: a cluster calls both it and Worker worker; "
+        "rename one so that they differ in letters or digits",
+        "line 14, column 5: cannot use taskRoles.worker_.comands: there is no such key here; did you mean commands? "
+        "(known: protocolVersion, instances, completion, taskRetryCount, prerequisites, dockerImage, data, output, script, "
+        "extraContainerOptions, resourcePerInstance, commands)",
+        # Never the secret.
+        "line 16, column 1: cannot use secrets: its value is not a mapping; write e.g. secrets: {key: value}",
+        "line 17, column 1: cannot use extra: there is no such key here; did you mean extras? (known: protocolVersion, name, "
+        "version, contributor, description, type, prerequisites, parameters, secrets, jobRetryCount, taskRoles, deployments, "
+        "defaults, extras)",
+    ]
+
+
+def test_the_answer_of_the_server_is_a_list_of_errors_where_the_form_is_wrong():
+    with pytest.raises(ProtocolInvalid) as caught:
+        parse(text_of(a_job(((*WORKER, "instances"), 0), name=1)))
+    errors = json.loads(caught.value.response_message())
+    assert [
+        {**error, "schemaPath": error["schemaPath"].split("/")[-1], "message": ""} for error in errors
+    ] == [
+        {
+            "keyword": "type",
+            "dataPath": ".name",
+            "schemaPath": "type",
+            "params": {"type": "string"},
+            "message": "",
+        },
+        {
+            "keyword": "minimum",
+            "dataPath": ".taskRoles.worker.instances",
+            "schemaPath": "minimum",
+            "params": {"limit": 1},
+            "message": "",
+        },
+    ]
+
+
+def test_the_answer_of_the_server_is_plain_text_where_the_form_is_right():
+    with pytest.raises(ProtocolInvalid) as caught:
+        parse(text_of(a_job(defaults={"deployment": "nope"})))
+    assert caught.value.response_message() == str(caught.value)
+    assert "there is no deployment named" in str(caught.value)
+
+
+def test_a_ring_of_requirements_is_named():
+    job = a_job(
+        (("prerequisites", 1, "require"), ["s"]),
+        (("prerequisites", 2, "require"), ["o"]),
+        (("prerequisites", 3, "require"), ["d"]),
+    )
+    (line,) = mistakes(job)
+    assert "d requires s requires o requires d; remove one of these" in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prerequisites:\n"
+        + "".join(f"- {{name: p{n}, type: script, require: [q{n}]}}\n" for n in range(1500)),
+        "prerequisites:\n"
+        + "".join(f"- {{name: p{n}, type: script, require: [p{n + 1}]}}\n" for n in range(1500)),
+        "taskRoles:\n" + "".join(f"  w{n}: {{dockerImage: i{n}, x{n}: 1}}\n" for n in range(1500)),
+        "parameters:\n" + "  k: 1\n" * 5000,
+    ],
+    ids=["unknown names", "a long chain", "wrong roles", "one key"],
+)
+def test_a_job_of_thousands_of_mistakes_is_refused_soon_and_in_bounds(text):
+    started = time.monotonic()
+    with pytest.raises(ProtocolInvalid) as caught:
+        parse(text)
+    assert time.monotonic() - started < 30
+    assert len(str(caught.value)) < 2_000_000
+
+
+def test_a_job_with_nothing_but_the_needed_has_the_defaults():
+    job = parse(text_of(a_job(((*WORKER, "instances"), REMOVED))))
+    (role,) = job.task_roles
+    assert (job.name, job.job_retry_count, job.virtual_cluster) == ("job", 0, "default")
+    assert (job.gang_allocation, job.storages, job.deployment, job.plugin_calls) == (True, None, {}, ())
+    assert (job.parameters, job.secrets, job.warnings) == ({}, {}, ())
+    assert job.notification == JobStatusChangeNotification(False, False, False, False, False)
+    assert (role.instances, role.completion, role.task_retry_count) == (1, Completion(1, 1), 0)
+    assert role.resources == Resources(0, 1, 1024, None, False, {"ssh": 1, "http": 1})
+    assert role.mangled_name == "worker"
+
+
+def test_every_key_that_means_something_is_read():
+    job = parse(
+        text_of(
+            a_job(
+                (
+                    WORKER,
+                    {
+                        "instances": 4,
+                        "completion": {"minFailedInstances": 2, "minSucceededInstances": -1},
+                        "taskRetryCount": 3,
+                        "dockerImage": "i",
+                        "data": "d",
+                        "output": "o",
+                        "script": "s",
+                        "prerequisites": ["s"],
+                        "extraContainerOptions": {"shmMB": 64, "infiniband": True},
+                        "resourcePerInstance": {"cpu": 4, "memoryMB": 2048, "gpu": 2, "ports": {"tcp": 3}},
+                        "commands": ["a", "b"],
+                    },
+                ),
+                jobRetryCount=2,
+                parameters={"lr": 0.5},
+                secrets={"tok": "x"},
+                deployments=[{"name": "dep", "taskRoles": {"worker": {"preCommands": ["p"]}}}],
+                defaults={"virtualCluster": "vc1", "deployment": "dep"},
+                extras={
+                    "gangAllocation": False,
+                    "storages": [{"name": "a"}, {"name": "b", "mountPath": "/b"}],
+                    "jobStatusChangeNotification": {"running": True, "failed": True, "stopped": "yes"},
+                },
+            )
+        )
+    )
+    (role,) = job.task_roles
+    assert (role.completion, role.task_retry_count) == (Completion(2, -1), 3)
+    assert (role.data, role.output, role.script, role.prerequisites) == ("d", "o", "s", ("s",))
+    assert role.resources == Resources(2, 4, 2048, 64, True, {"ssh": 1, "http": 1, "tcp": 3})
+    assert (job.job_retry_count, job.virtual_cluster, job.gang_allocation) == (2, "vc1", False)
+    assert job.deployment == {"worker": RoleDeployment(("p",), ())}
+    assert job.storages == (Storage("a", "/mnt/a"), Storage("b", "/b"))
+    assert job.notification == JobStatusChangeNotification(running=True, failed=True)
+
+
+@pytest.mark.parametrize(
+    ("completion", "effective"),
+    [
+        ({}, Completion(1, 4)),
+        ({"minFailedInstances": None, "minSucceededInstances": None}, Completion(1, 4)),
+        ({"minFailedInstances": 0, "minSucceededInstances": 0}, Completion(1, 4)),
+        ({"minFailedInstances": -1, "minSucceededInstances": -1}, Completion(-1, -1)),
+        ({"minFailedInstances": 3, "minSucceededInstances": 2}, Completion(3, 2)),
+    ],
+)
+def test_nothing_and_zero_are_the_default_of_completion(completion, effective):
+    job = parse(text_of(a_job(((*WORKER, "completion"), completion), ((*WORKER, "instances"), 4))))
+    assert job.task_roles[0].completion == effective
+
+
+@pytest.mark.parametrize(
+    ("extras", "storages"),
+    [
+        ({}, None),
+        ({"storages": []}, ()),
+        ({PLUGINS: [{"plugin": "teamwise_storage"}]}, ()),
+        (
+            {PLUGINS: [{"plugin": "teamwise_storage", "parameters": {"storageConfigNames": ["n"]}}]},
+            (Storage("n", "/mnt/n"),),
+        ),
+        (
+            {
+                "storages": [],
+                PLUGINS: [{"plugin": "teamwise_storage", "parameters": {"storageConfigNames": ["n"]}}],
+            },
+            (),
+        ),
+    ],
+)
+def test_storages_come_from_their_key_or_from_the_plugin_of_old(extras, storages):
+    assert parse(text_of(a_job(extras=extras))).storages == storages
+
+
+def test_the_last_of_several_prerequisites_of_one_name_counts_unless_a_type_is_asked_for():
+    job = parse(text_of(a_job((("prerequisites", 4), {"name": "i", "type": "script", "uri": "u"}))))
+    assert job.prerequisite("i").uri == "u"
+    assert job.prerequisite("i", "dockerimage").uri == "ubuntu:22.04"
+
+
+@pytest.mark.parametrize(
+    ("written", "gang"), [(False, False), (True, True), ("false", True), (0, True), (None, True)]
+)
+def test_only_the_word_false_lets_tasks_start_without_each_other(written, gang):
+    assert parse(text_of(a_job(extras={"gangAllocation": written}))).gang_allocation is gang
+
+
+def test_what_has_no_effect_is_warned_of():
+    job = a_job(
+        ((*WORKER, "taskRetryCount"), 2),
+        (("prerequisites", 2, "plugin"), f"{PLUGINS}.cmd"),
+        (("prerequisites", 2, "failurePolicy"), "skip"),
+        deployments=[{"name": "x", "taskRoles": {"workr": {}}}],
+        extras={"gangAllocation": "false"},
+    )
+    assert [warning.message for warning in parse(text_of(job)).warnings] == [
+        'extras.gangAllocation counts as true, being "false"; write true or false without quotes',
+        "taskRoles.worker.taskRetryCount has no effect; set extras.gangAllocation to false to retry single tasks",
+        "deployments[0].taskRoles.workr has no effect: there is no such task role; did you mean worker? (known: worker)",
+        'failurePolicy "skip" counts as fail; write fail or ignore',
+    ]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda values: (
+        st.lists(values, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["name", "type", "plugin", "require", "parameters", "worker", "x"]),
+            values,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def places(value, path=()):
+    yield path
+    children = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for step, child in children:
+        yield from places(child, (*path, step))
+
+
+RICH = a_job(
+    ((*WORKER, "prerequisites"), ["s"]),
+    ((*WORKER, "completion"), {"minFailedInstances": 1}),
+    ((*WORKER, "data"), "d"),
+    (("prerequisites", 0, "auth"), {"username": "<% $secrets.a %>"}),
+    (("prerequisites", 2, "require"), ["d"]),
+    (("prerequisites", 2, "plugin"), f"{PLUGINS}.cmd"),
+    (("prerequisites", 2, "callbacks"), [{"event": "taskStarts", "commands": ["a <% $data.uri[0] %>"]}]),
+    parameters={"p": [1, {"q": 2}]},
+    deployments=[{"name": "x", "taskRoles": {"worker": {"preCommands": ["a <% $parameters.p[1].q %>"]}}}],
+    defaults={"deployment": "x", "virtualCluster": "v"},
+    secrets={"a": "b"},
+    extras={
+        "gangAllocation": True,
+        "storages": [{"name": "n", "mountPath": "/n"}],
+        "jobStatusChangeNotification": {"running": True},
+        PLUGINS: [
+            {
+                "plugin": "git",
+                "failurePolicy": "ignore",
+                "parameters": {"repo_uri": "u", "options": ["-q"], "clone_dir": "d"},
+            },
+            {
+                "plugin": "ssh",
+                "parameters": {
+                    "jobssh": True,
+                    "sshbarrier": True,
+                    "sshbarrierTimeout": 3,
+                    "userssh": {"type": "custom", "value": "v"},
+                },
+            },
+            {
+                "plugin": "tensorboard",
+                "taskroles": ["worker"],
+                "parameters": {"port": 1, "logdir": {"a": "<% $secrets.a %>"}},
+            },
+            {"plugin": "teamwise_storage", "parameters": {"storageConfigNames": ["n"]}},
+        ],
+    },
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([path for path in places(RICH) if path]), anything)
+def test_a_job_with_anything_anywhere_is_read_or_refused(path, value):
+    job = json.loads(json.dumps(RICH))
+    place = job
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    assert read_or_refused_well(json.dumps(job).replace("NaN", ".nan").replace("Infinity", ".inf"))
+
+
+def read_or_refused_well(text):
+    try:
+        validate(text)
+    except ProtocolInvalid as error:
+        return error.response_message() and all(is_well_said(mistake) for mistake in error.mistakes)
+    return True
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(sorted((Path(__file__).parents[1] / "golden/openpai/jobs").glob("*.yaml"))))
+def test_a_text_with_something_cut_out_or_put_in_is_read_or_refused(data, path):
+    text = path.read_text()
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 30)))
+    put_in = data.draw(st.text(alphabet="\t\n :-#'\"{}[]&*!|>%<$a1", max_size=5))
+    assert read_or_refused_well(text[:start] + put_in + text[end:])

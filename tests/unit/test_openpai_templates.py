@@ -1,0 +1,101 @@
+"""Templates say what OpenPAI's say, in both stages, but for what is broken there."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nni_manager.training_services.openpai.templates import (
+    TemplateInvalid,
+    fill_at_submission,
+    fill_parameter,
+    fill_secrets,
+)
+
+# What mustache.js 2.3.2 with the server's loop over its tokens made of these; None: an error.
+MUSTACHE = json.loads((Path(__file__).parents[1] / "golden/openpai/mustache.json").read_text())
+
+
+@pytest.mark.parametrize(("template", "text"), MUSTACHE["rows"], ids=[row[0] for row in MUSTACHE["rows"]])
+def test_the_first_stage_is_that_of_mustache(template, text):
+    if text is None:
+        with pytest.raises(TemplateInvalid, match=r"; \w+"):
+            fill_at_submission(template, MUSTACHE["variables"])
+    else:
+        assert fill_at_submission(template, MUSTACHE["variables"]).text == text
+
+
+def test_what_nothing_answers_to_is_told_but_for_secrets():
+    filled = fill_at_submission(
+        "<%$parameters.x[1]%> <% $secrets.t %> <% $deployment %>", {"$parameters": {"x": [0]}}
+    )
+    assert filled.text == "<% $parameters.x.1 %> <% $secrets.t %> <% $deployment %>"
+    assert filled.unknown == ("$parameters.x.1", "$deployment")
+
+
+def test_a_mistake_says_where_the_tag_begins():
+    with pytest.raises(TemplateInvalid) as caught:
+        fill_at_submission("echo 1\necho <% $parameters.x", {})
+    assert caught.value.index == 12
+    assert caught.value.problem == "<% is not closed; write %> behind the name"
+
+
+@pytest.mark.parametrize("name", ["toString", "constructor", "length", "__class__", "0"])
+def test_what_only_the_language_has_is_no_value(name):
+    variables = {"$parameters": {"a": "text", "l": [1]}}
+    for template in (f"<% $parameters.{name} %>", f"<% $parameters.a.{name} %>"):
+        assert fill_at_submission(template, variables).text == template
+
+
+def test_secrets_are_written_as_they_are():
+    secrets = {"p": "a&b\"c'd<e>", "n": None, "f": False, "i": 1, "x": 1e-7, "l": ["a", "b"]}
+    names = ("p", "n", "f", "i", "x", "l.1", "l[0]")
+    text = " ".join(f"<% $secrets.{name} %>" for name in names)
+    assert fill_secrets(text, secrets).text == "a&b\"c'd<e> None False 1 1e-07 b a"
+
+
+def test_a_secret_that_is_not_there_stays_and_is_told():
+    filled = fill_secrets("<% $secrets.a %> <% $secrets.b %> <% $parameters.x %> <% #s %>", {"a": 1})
+    assert filled.text == "1 <% $secrets.b %> <% $parameters.x %> <% #s %>"
+    assert filled.unknown == ("$secrets.b",)
+
+
+def test_a_parameter_that_holds_a_reference_to_a_secret_gets_it_in_the_second_stage():
+    first = fill_at_submission(
+        "curl <% $parameters.url %>", {"$parameters": {"url": "http://<% $secrets.t %>@host"}}
+    )
+    assert fill_secrets(first.text, {"t": "tok"}).text == "curl http://tok@host"
+
+
+def test_parameters_of_plugins_know_all_variables_and_take_numbers():
+    variables = {
+        "$parameters": {"n": 1, "f": False, "l": [{"x": 5}], "o": {}, "z": None},
+        "$secrets": {"t": "&"},
+    }
+    text = "<%$parameters.n%><% $parameters.f %><% $parameters.l[ 0 ].x %><% $secrets.t %>"
+    assert fill_parameter(text, variables).text == "1false5&"
+    for name in ("$parameters.o", "$parameters.l", "$parameters.z", "$parameters.q", "$output.uri"):
+        assert fill_parameter(f"<% {name} %>", variables).unknown == (name,)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="<%> \n\t#/^!&{}=>$sx.a[0]", max_size=40))
+def test_any_text_is_filled_in_or_refused(text):
+    assert filled_or_refused(text)
+
+
+def filled_or_refused(text):
+    try:
+        filled = fill_at_submission(text, {"$x": {"a": [1]}, "$s": "v"})
+    except TemplateInvalid as error:
+        return 0 <= error.index < len(text)
+    return isinstance(fill_secrets(filled.text, {}).text, str)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=30).filter(lambda text: "<%" not in text))
+def test_a_text_without_tags_is_left_alone_but_for_the_space_around_it(text):
+    assert fill_at_submission(text, {}).text == text.strip()
+    assert fill_secrets(text, {"a": 1}).text == text
