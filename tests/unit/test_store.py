@@ -1,5 +1,7 @@
+import contextlib
 import json
 import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from nni_manager.domain.usage import PeakUsage
 from nni_manager.errors import Bug
 from nni_manager.store.store import (
     QUERIES,
+    SCHEMA_VERSION,
     ExperimentRow,
     Store,
     StoreBusy,
@@ -169,6 +172,58 @@ def test_a_database_of_another_format_is_refused_with_both_numbers(store, databa
     store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreUnusable, match="format 99"):
         Store(database, tmp_path)
+
+
+EARLIER_FORMATS = sorted(Path(__file__).with_name("stores").glob("format-*.sql"))
+
+
+@pytest.fixture(params=EARLIER_FORMATS, ids=lambda path: path.stem)
+def earlier(request, tmp_path):
+    path = tmp_path / "earlier.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(request.param.read_text())
+    return path
+
+
+def shape(path):
+    """Every table's columns, as the database itself describes them, whatever their order."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        tables = [
+            name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        ]
+        return {
+            table: {column[1:] for column in connection.execute(f"PRAGMA table_info({table})")}
+            for table in tables
+        }
+
+
+def test_there_is_a_database_of_each_earlier_format():
+    assert [path.stem for path in EARLIER_FORMATS] == [f"format-{n}" for n in range(1, SCHEMA_VERSION)]
+
+
+def test_a_database_of_an_earlier_format_becomes_one_of_todays(store, database, earlier, tmp_path):
+    Store(earlier, tmp_path).close()
+    assert shape(earlier) == shape(database)
+    Store(earlier, tmp_path).close()
+
+
+def test_nothing_is_lost_from_a_database_of_an_earlier_format(earlier):
+    with StoreReader(earlier) as reader:  # `nnictl` may be the first to look
+        done, running, waiting = reader.trials()
+        live, ended = reader.jobs()
+        metrics = [(m.trial_id, m.attempt, m.value) for m in reader.metrics()]
+    assert [t.state for t in (done, running, waiting)] == [
+        TrialState.SUCCEEDED,
+        TrialState.RUNNING,
+        TrialState.WAITING,
+    ]
+    assert (done.final, done.value, done.reason) == ("0.9", 0.9, ExitReason.SUCCEEDED)
+    assert [t.reporter for t in (done, running, waiting)] == ["main-0", "main-0", None]
+    assert ([(job.job_id, job.was_heard) for job in live], ended) == (
+        [("bbbbb", True), ("ccccc", False)],
+        ["aaaaa"],
+    )
+    assert metrics == [("aaaaa", 0, "0.5"), ("aaaaa", 0, "0.9"), ("bbbbb", 1, "0.2")]
 
 
 def test_a_missing_or_broken_database_is_refused(tmp_path):
