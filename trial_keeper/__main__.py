@@ -171,10 +171,10 @@ def _run_trials(settings: KeeperSettings, workspace: Workspace, task: str) -> in
     import asyncio
 
     from trial_keeper.host.host import Host
-    from trial_keeper.host.mount import check_writing
+    from trial_keeper.host.mount import check_writing, written_folder
 
     if settings.mount:
-        check_writing(workspace.trials)
+        check_writing(written_folder(workspace, settings.trial_id))
     check_version(settings, workspace)
     return asyncio.run(Host(settings, workspace, task).run())
 

@@ -97,7 +97,11 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         workspace = Workspace(Path(str(root)))
         mount = Path(str(values.get("mount") or root))
         yield bounded("mount", lambda: check_mount(mount, workspace))
-        yield bounded("write", lambda: check_write(written_folder(workspace, str(values.get("trial_id")))))
+        trial_id = values.get("trial_id")
+        yield bounded(
+            "write",
+            lambda: check_write(written_folder(workspace, None if trial_id is None else str(trial_id))),
+        )
         yield bounded("space", lambda: check_space(workspace.root))
         yield bounded("clock", lambda: check_clock(workspace.root))
         yield bounded("manager", lambda: check_manager_document(workspace, values))

@@ -132,10 +132,10 @@ def _why_missing(mount: Path, workspace: Workspace) -> str:
     )
 
 
-def written_folder(workspace: Workspace, trial_id: str) -> Path:
-    """Where the keeper of a trial makes its first folder; others may write nowhere else."""
+def written_folder(workspace: Workspace, trial_id: str | None) -> Path:
+    """Where the keeper of a trial makes its first folder; others may write nowhere else. None: of whatever it will be given."""
     folders = [workspace.trials]
-    if is_safe_name(trial_id):
+    if trial_id is not None and is_safe_name(trial_id):
         trial = workspace.trial(trial_id)
         folders = [trial.attempts, trial.path, workspace.trials]
     return next(filter(os.path.isdir, folders), workspace.root)
