@@ -48,7 +48,7 @@ from trial_keeper.host.guard import Guard
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.process import TrialProcess, adopt_orphans
 from trial_keeper.host.relay import Relay
-from trial_keeper.host.usage import UsageWatch
+from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, Usage
@@ -81,6 +81,7 @@ class _Attempt:
     sizes: Offsets = field(default_factory=dict)
     oom_kills: int = 0
     in_tmp: frozenset[str] = frozenset()
+    sampler: UsageSampler | None = None
     usage: UsageWatch | None = None
 
     def __post_init__(self) -> None:
@@ -354,6 +355,12 @@ class Host:
         if self._guard is not None:
             self._guard.watch(str(folder.path), self._process.pid)
         self._current = attempt
+        attempt.sampler = UsageSampler(
+            attempt.key,
+            folder.path,
+            trial.gpu_indices,
+            self._warm.spared if self._warm is not None else (),
+        )
         if self._settings.relay_output:
             for relay, path in ((self._stdout, stdout), (self._stderr, stderr)):
                 if relay is not None:
@@ -371,16 +378,9 @@ class Host:
     def _watch_usage(self) -> None:
         """Once there is a loop to tell."""
         attempt = self._current
-        if self._link is None or attempt is None or attempt.usage is not None:
+        if self._link is None or attempt is None or attempt.sampler is None or attempt.usage is not None:
             return
-        loop = asyncio.get_running_loop()
-        attempt.usage = UsageWatch(
-            attempt.key,
-            attempt.folder.path,
-            attempt.trial.gpu_indices,
-            self._warm.spared if self._warm is not None else (),
-            lambda seen: loop.call_soon_threadsafe(self._tell_usage, seen),
-        )
+        attempt.usage = UsageWatch(attempt.sampler, self._tell_usage)
 
     def _release(self, key: AttemptKey) -> None:
         attempt = self._attempts.pop(key, None)

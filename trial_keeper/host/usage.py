@@ -4,6 +4,7 @@ CPU time is never lost between two looks: what a process has used moves to its p
 of them to the keeper, so the sum over all descendants and the keeper's own account of its children only grows.
 """
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -105,16 +106,18 @@ class UsageSampler:
         gpu_indices: tuple[int, ...] | None,
         spared: Collection[int] = (),
     ) -> None:
-        """`spared` are children of this process that are no trial's."""
+        """Begin when the trial does, so that nothing it has started is there yet.
+
+        `spared` are children of this process that are no trial's.
+        """
         self._key = key
         self._folder = folder
         self._spared = spared
         self._gpu_indices = gpu_indices
         self._gpus: Gpus | None = None
-        with contextlib.suppress(GpusUnseen):
-            self._gpus = Gpus() if gpu_indices != () else None
+        self._is_first_look = True
         self._last_look_s = time.monotonic()
-        self._last_cpu_s = self._cpu_s(self._processes())
+        self._last_cpu_s = self._cpu_s([])
         self._disk_bytes = 0
         self._next_walk_s = 0.0
         self.rest_s = FIRST_AFTER_S
@@ -122,6 +125,10 @@ class UsageSampler:
 
     def look(self) -> Usage:
         """What is used now; CPU since the last look."""
+        if self._is_first_look:
+            self._is_first_look = False
+            with contextlib.suppress(GpusUnseen):
+                self._gpus = Gpus() if self._gpu_indices != () else None
         began_s = time.thread_time()
         processes = self._processes()
         cpu_s, now_s = self._cpu_s(processes), time.monotonic()
@@ -160,32 +167,31 @@ class UsageSampler:
 
 
 class UsageWatch:
-    """The thread that looks. `tell` is called in it."""
+    """Looks for as long as a trial runs, in a thread of its own. A trial that ends before the first look never has one."""
 
-    def __init__(
-        self,
-        key: AttemptKey,
-        folder: Path,
-        gpu_indices: tuple[int, ...] | None,
-        spared: Collection[int],
-        tell: Callable[[Usage], object],
-    ) -> None:
-        self._sampled = (key, folder, gpu_indices, spared)
+    def __init__(self, sampler: UsageSampler, tell: Callable[[Usage], object]) -> None:
+        """On the running loop; `tell` is called there."""
+        self._sampler = sampler
         self._tell = tell
+        self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
         # A daemon: storage that hangs must not keep the keeper from ending.
-        threading.Thread(target=self._run, name="usage", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="usage", daemon=True)
+        self._start = self._loop.call_later(sampler.rest_s, thread.start)
 
     def stop(self) -> None:
         """Look no more. Returns at once; a look that is under way is not told."""
+        self._start.cancel()
         self._stopped.set()
 
     def _run(self) -> None:
-        sampler = UsageSampler(*self._sampled)
-        while not self._stopped.wait(sampler.rest_s):
-            usage = sampler.look()
-            if self._stopped.is_set():
-                return
-            # Between that line and this one its listener may have closed.
+        while not self._stopped.is_set():
+            usage = self._sampler.look()
+            # The loop may have closed meanwhile.
             with contextlib.suppress(RuntimeError):
-                self._tell(usage)
+                self._loop.call_soon_threadsafe(self._tell_unless_stopped, usage)
+            self._stopped.wait(self._sampler.rest_s)
+
+    def _tell_unless_stopped(self, usage: Usage) -> None:
+        if not self._stopped.is_set():
+            self._tell(usage)
