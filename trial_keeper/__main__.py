@@ -147,7 +147,7 @@ def _run_trial(settings: KeeperSettings) -> int:
         )
     if settings.trial_id is None:
         return _run_trials(settings, workspace, identity.task)
-    trial = read_trial(workspace, settings.trial_id)
+    trial = read_trial(workspace, settings.trial_id, settings.command)
     if settings.mount:
         check_writing(written_folder(workspace, settings.trial_id))
     key, folder = claim_attempt(workspace, settings.trial_id, identity.task)

@@ -118,6 +118,11 @@ class KeeperExit(IntEnum):
         "remove the file in the experiment's folder and let `nnictl resume` pack it again",
         ExitReason.MOUNT,
     )
+    MISSING = (
+        115,
+        "there is no trial-keeper in the container",
+        "add it to the image with `images/build.sh keeper`, and name the result in the experiment file",
+    )
 
 
 def known(code: int) -> KeeperExit | None:

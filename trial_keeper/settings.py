@@ -47,6 +47,8 @@ class KeeperSettings:
     """After so many trials a keeper that is given them leaves; 0: never for that reason."""
     warm_imports: tuple[str, ...] = ()
     """Modules that a keeper which is given trials holds imported for them."""
+    command: str | None = None
+    """What this task runs in place of the trial's own command: tasks of one job may do different things."""
 
     @property
     def is_reused(self) -> bool:

@@ -14,13 +14,13 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 
+from nni_manager import services
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
 from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.service.servicer import KeeperServer
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.store import StoreReader
-from nni_manager.training_services.local.client import LocalTrainingService
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import Api
 from trial_keeper import __version__
@@ -35,7 +35,7 @@ def main() -> int:
     """Own one experiment until it is stopped; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nni_manager", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the experiment's folder")
-    parser.add_argument("--host", default="127.0.0.1", help="where HTTP API and keepers' port listen")
+    parser.add_argument("--host", default="127.0.0.1", help="where the HTTP API listens")
     parser.add_argument(
         "--port", type=int, required=True, help="of the HTTP API; keepers connect to the next one"
     )
@@ -45,6 +45,9 @@ def main() -> int:
     try:
         with StoreReader(folder.database) as reader:
             config = ExperimentConfig.from_json(reader.experiment().config)
+        if config.pai is not None:
+            # What it writes on the shared storage is for the users that containers run as. Its own folder stays closed.
+            os.umask(0o022)
         with folder.owned():
             _log_to(folder, "debug" if arguments.debug or config.debug else config.log_level)
             return asyncio.run(_Manager(config, folder, arguments.host, arguments.port).run())
@@ -68,24 +71,20 @@ class _Manager:
         """Serve until somebody ends the experiment, or this process."""
         loop = asyncio.get_running_loop()
         listener = _listen(self._host, self._port)
+        make_service = await asyncio.to_thread(services.make_service, self._config, self._folder)
+        address = services.address_for_keepers(self._config)
+        keepers_host = services.listens_at(address)
         # Only a look: gRPC opens its port itself, and says less clearly why it cannot.
-        _listen(self._host, self._port + 1).close()
-        engine = Engine(
-            self._config,
-            self._folder,
-            lambda on_job_ended: LocalTrainingService(
-                self._config, self._folder.workspace, self._folder.jobs, on_job_ended
-            ),
-            make_tuner(self._config),
-        )
+        _listen(keepers_host, self._port + 1).close()
+        engine = Engine(self._config, self._folder, make_service, make_tuner(self._config))
         server = KeeperServer(engine.keepers)
         web = _Web(Api(engine, self._port, self._end_when_over).app())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._must_end.set)
         try:
             await engine.restore()
-            await server.start(self._host, self._port + 1)
-            await engine.start((f"{self._host}:{self._port + 1}",))
+            await server.start(keepers_host, self._port + 1)
+            await engine.start((f"{address}:{self._port + 1}",))
             serving = loop.create_task(web.serve(sockets=[listener]))
             self._folder.write_process(ManagerProcess(os.getpid(), self._host, self._port, __version__))
             log.info(

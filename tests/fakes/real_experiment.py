@@ -127,7 +127,7 @@ class RealExperiment:
 
     def create(self) -> None:
         """Make the experiment's folder and database."""
-        self.folder.make()
+        self.folder.make(None if self.config.pai is None else self.config.pai.storage)
         Store.create(
             self.folder.database,
             self.folder.collected_logs,

@@ -169,8 +169,8 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
         "trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, logDir, "
-        "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, trial, "
-        "reuseIdleTimeout, maxTrialsPerJob, warmImports, localConfig)",
+        "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
+        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig, paiConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is a list; "
         'a hyper-parameter is written {"_type": "uniform", "_value": [0, 1]}',
@@ -203,8 +203,8 @@ WRONG_VALUES = {
     },
     "useAnnotation: false": {
         "useAnnotation: 1": "cannot use useAnnotation: 1 is not true or false; write e.g. useAnnotation: false",
-        "useAnnotation: true": "cannot use useAnnotation: true: annotation is not supported yet by this version; "
-        "describe the search space in a JSON file, name it in searchSpacePath",
+        "useAnnotation: true": "cannot use useAnnotation: true beside searchSpacePath: each of them describes the "
+        "search space, and annotation is not supported yet by this version; the file is there, so write useAnnotation: false",
         "maxExecDuration: 5|": 'cannot use maxExecDuration: "5|" is not a whole number and one of s, m, h, d',
         "maxExecDuration: 0h": "cannot use maxExecDuration",
         "maxExecDuration: 5": "cannot use maxExecDuration: 5 is not a whole number and one of s, m, h, d",
@@ -226,12 +226,13 @@ WRONG_VALUES = {
         "localConfig: {maxTrialNumPerGpu: 0}": "cannot use localConfig.maxTrialNumPerGpu: 0 is not a whole number",
         "localConfig: {useGpu: true}": "cannot use localConfig.useGpu: there is no such key here; "
         "did you mean useActiveGpu?",
-        "paiConfig: {host: h}": "cannot use paiConfig: there is no such key here; ",
+        "paiConfig: {host: h}": "cannot use paiConfig: it is for another platform; write "
+        "trainingServicePlatform: pai, or remove it",
         "1: x": "cannot use 1: there is no such key here",
     },
     "trainingServicePlatform: local": {
-        "trainingServicePlatform: pai": "cannot use trainingServicePlatform 'pai' yet: this version runs local "
-        "experiments; write trainingServicePlatform: local",
+        "trainingServicePlatform: kubeflow": "cannot use trainingServicePlatform 'kubeflow' yet: this version runs "
+        "experiments on this machine and on OpenPAI; write trainingServicePlatform: local or pai",
         "trainingServicePlatform: locl": 'cannot use trainingServicePlatform: "locl" is not a platform; '
         "did you mean local?",
         "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',
@@ -276,17 +277,18 @@ def test_a_wrong_value_is_one_clear_sentence(mistakes, old, new, sentence):
     assert sentence in line
 
 
-def test_annotation_beside_a_search_space_is_one_mistake(mistakes):
-    (line,) = mistakes(replace={"useAnnotation: false": "useAnnotation: true"})
-    assert "annotation is not supported yet" in line
+def test_annotation_without_a_search_space_is_one_mistake(mistakes):
+    changed = {"useAnnotation: false": "useAnnotation: true", "searchSpacePath: search_space.json\n": ""}
+    (line,) = mistakes(replace=changed)
+    assert "describe the search space in a JSON file, name it in searchSpacePath" in line
 
 
 def test_an_experiment_for_a_cluster_is_told_so_once(mistakes):
-    text = GOOD.replace("Platform: local", "Platform: pai").replace(
+    text = GOOD.replace("Platform: local", "Platform: aml").replace(
         "codeDir: .", "codeDir: .\n  image: i\n  cpuNum: 1"
     )
-    (line,) = mistakes(text + "paiConfig:\n  host: h\n")
-    assert "trainingServicePlatform 'pai'" in line
+    (line,) = mistakes(text + "amlConfig:\n  subscriptionId: s\n")
+    assert "trainingServicePlatform 'aml'" in line
 
 
 def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):

@@ -29,6 +29,7 @@ SETTINGS = st.builds(
     linger_s=SECONDS,
     idle_timeout_s=SECONDS,
     max_trials=st.integers(0, 999_999_999),
+    command=st.none() | TEXT,
     warm_imports=st.lists(st.from_regex(r"[a-z_]+(\.[a-z]+)?", fullmatch=True)).map(tuple),
 )
 SOME = KeeperSettings("exp", "job", "/mnt/exp", "token", "trial")

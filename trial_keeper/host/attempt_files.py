@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,8 +63,8 @@ def open_shared(path: Path) -> BinaryIO:
             raise not_readable(path, error) from error
 
 
-def read_trial(workspace: Workspace, trial_id: str) -> TrialDocument:
-    """The trial this job is for.
+def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = None) -> TrialDocument:
+    """The trial this job is for, with the command of this task in place of the trial's where there is one.
 
     Raises:
         WorkspaceMissing: its document is not there or is not one.
@@ -75,9 +76,10 @@ def read_trial(workspace: Workspace, trial_id: str) -> TrialDocument:
     except ValueError as error:
         raise SettingsInvalid(f"cannot run trial {trial_id!r}: {error}") from error
     try:
-        return TrialDocument.from_bytes(read_shared(path))
+        trial = TrialDocument.from_bytes(read_shared(path))
     except DocumentInvalid as error:
         raise WorkspaceMissing(f"{error}; {path} was not written by a manager of this version") from error
+    return trial if own_command is None else replace(trial, command=own_command)
 
 
 def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[AttemptKey, AttemptFolder]:

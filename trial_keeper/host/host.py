@@ -320,7 +320,7 @@ class Host:
     def _prepare(self, trial_id: str) -> None:
         key = AttemptKey(trial_id, 0, self._task)
         try:
-            trial = read_trial(self._workspace, trial_id)
+            trial = read_trial(self._workspace, trial_id, self._settings.command)
             key, folder = claim_attempt(self._workspace, trial_id, self._task)
             trial = with_code(self._workspace, trial, folder)
         except KeeperError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -62,7 +61,7 @@ def create_experiment(
         folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
     try:
         try:
-            folder.make()
+            folder.make(None if config.pai is None else config.pai.storage)
             Store.create(
                 folder.database,
                 folder.collected_logs,
@@ -78,7 +77,7 @@ def create_experiment(
             ) from error
         return start_manager(folder, ports, debug, is_new=True)
     except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.remove()
         Registry.of_user().remove(folder.experiment_id)
         for each in new_folders:
             with contextlib.suppress(OSError):  # not empty: somebody else's by now

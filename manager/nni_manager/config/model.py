@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,8 @@ from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.errors import Bug
 
 OptimizeMode = Literal["maximize", "minimize"]
+# paiConfig.host of the cluster that this machine brings along.
+LOCAL_HOST = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,35 @@ class LocalConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PaiConfig:
+    """An OpenPAI cluster, and what a job there is made of. One of `token` and `password` is there unless `is_local`.
+
+    `storage` and `mount` are one folder, as the manager sees it and as containers do. `image`, `storage_name`, `cpu`, `gpu`
+    and `memory_mb` are None only where `job_text` describes the job; that is the content of `job_file`.
+    """
+
+    host: str
+    user: str
+    token: str | None = field(repr=False)
+    password: str | None = field(repr=False)
+    storage: Path
+    mount: str
+    image: str | None
+    storage_name: str | None
+    virtual_cluster: str | None
+    gpu: int | None
+    cpu: int | None
+    memory_mb: int | None
+    job_file: Path | None = None
+    job_text: str | None = field(default=None, repr=False)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the cluster that this machine brings along."""
+        return self.host.lower() == LOCAL_HOST
+
+
+@dataclass(frozen=True, slots=True)
 class ReuseConfig:
     """Whether a job runs many trials in turn, and when it leaves.
 
@@ -66,8 +97,9 @@ class ExperimentConfig:
     """One checked experiment. Paths are absolute; `code_dir` was a folder when the file was read.
 
     `max_exec_duration_s` and `max_trial_number` None mean no limit. `gpu_num` None leaves CUDA_VISIBLE_DEVICES of a
-    trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from. `nni_manager_ip` is kept
-    as written and has no effect: keepers run on the manager's machine.
+    trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from. `nni_manager_ip` is where
+    keepers on other machines reach the manager; None: it finds that out. `trial_command` is empty where a job file says what
+    tasks run. `pai` is there exactly for the training service of that name.
     """
 
     experiment_name: str
@@ -76,7 +108,7 @@ class ExperimentConfig:
     trial_concurrency: int
     max_exec_duration_s: float | None
     max_trial_number: int | None
-    training_service: Literal["local"]
+    training_service: Literal["local", "pai"]
     search_space: SearchSpace
     search_space_raw: dict[str, Any]
     tuner: TunerConfig
@@ -93,6 +125,7 @@ class ExperimentConfig:
     reuse: ReuseConfig
     config_path: Path
     expansions: tuple[Expansion, ...] = ()
+    pai: PaiConfig | None = None
 
     def to_json(self) -> str:
         """The experiment as JSON text, from which `from_json` makes an equal one."""
@@ -102,6 +135,7 @@ class ExperimentConfig:
         fields["tuner"] = dataclasses.asdict(self.tuner)
         fields["local"] = dataclasses.asdict(self.local)
         fields["reuse"] = dataclasses.asdict(self.reuse)
+        fields["pai"] = None if self.pai is None else dataclasses.asdict(self.pai)
         fields["expansions"] = [dataclasses.asdict(expansion) for expansion in self.expansions]
         return json.dumps(fields, default=str)
 
@@ -122,6 +156,7 @@ class ExperimentConfig:
                 "local": LocalConfig(
                     **fields["local"] | {"gpu_indices": None if gpu_indices is None else tuple(gpu_indices)}
                 ),
+                "pai": _pai(fields.get("pai")),
                 "reuse": ReuseConfig(**reuse | {"warm_imports": tuple(reuse.get("warm_imports", ()))}),
                 "expansions": tuple(
                     Expansion(each["key"], each["written"], Path(each["absolute"]))
@@ -132,3 +167,11 @@ class ExperimentConfig:
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise Bug(f"cannot read the stored experiment: {error!r}; please report it") from error
+
+
+def _pai(fields: dict[str, Any] | None) -> PaiConfig | None:
+    if fields is None:
+        return None
+    job_file = fields["job_file"]
+    paths = {"storage": Path(fields["storage"]), "job_file": None if job_file is None else Path(job_file)}
+    return PaiConfig(**fields | paths)

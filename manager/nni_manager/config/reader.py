@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,28 @@ from typing import Any
 from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.mistakes import ConfigInvalid, Mistake, shown
-from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, ReuseConfig, TunerConfig
+from nni_manager.config.model import (
+    LOCAL_HOST,
+    Expansion,
+    ExperimentConfig,
+    LocalConfig,
+    PaiConfig,
+    ReuseConfig,
+    TunerConfig,
+)
 from nni_manager.config.schema import check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
-from nni_manager.config.v1 import PLATFORM_KEYS, ExperimentV1, LocalConfigV1
+from nni_manager.config.v1 import (
+    PLATFORM_KEYS,
+    ExperimentV1,
+    LocalConfigV1,
+    LocalExperimentV1,
+    PaiExperimentV1,
+)
 
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
+# your_pai_token, as OpenPAI's page has it.
+_PAGE_PLACEHOLDER = re.compile(r"^your_\w+$")
 
 
 def read_experiment_file(path: Path) -> ExperimentConfig:
@@ -41,19 +58,27 @@ class _Reading:
     def __init__(self, path: Path, document: Document) -> None:
         self.path = path
         self.document = document
-        self.raw: dict[str, Any] = with_camel_keys(ExperimentV1, document.value)
+        platform = document.value.get(
+            "trainingServicePlatform", document.value.get("training_service_platform")
+        )
+        self.is_on_pai = platform == "pai"
+        self.schema: type[LocalExperimentV1 | PaiExperimentV1] = (
+            PaiExperimentV1 if self.is_on_pai else LocalExperimentV1
+        )
+        self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
         self.mistakes = list(document.mistakes)
         self.expansions: list[Expansion] = []
 
     def experiment(self) -> ExperimentConfig:
         """The experiment. Each step notes mistakes and goes on, so that later ones are found too."""
-        file, mistakes = check(ExperimentV1, self.raw, self.document)
-        self.mistakes += self._without_other_platforms(mistakes)
+        file, mistakes = check(self.schema, self.raw, self.document)
+        self.mistakes += self._with_the_sense_of(self._without_other_platforms(mistakes))
         class_args = self._class_args()
         search_space_raw, search_space = self._search_space()
         code_dir = self._code_dir()
         log_dir = self._log_dir()
         self._refuse_reuse_keys_without_reuse()
+        pai = self._pai() if self.is_on_pai else None
         if self.mistakes:
             raise ConfigInvalid(
                 sorted(self.mistakes, key=lambda each: (each.file != str(self.path), each.line or 0))
@@ -65,7 +90,7 @@ class _Reading:
         assert search_space is not None
         assert code_dir is not None
         assert log_dir is not None
-        local = file.local_config or LocalConfigV1()
+        local = (isinstance(file, LocalExperimentV1) and file.local_config) or LocalConfigV1()
         return ExperimentConfig(
             experiment_name=file.experiment_name,
             author_name=file.author_name,
@@ -73,7 +98,7 @@ class _Reading:
             trial_concurrency=file.trial_concurrency,
             max_exec_duration_s=file.max_exec_duration,
             max_trial_number=file.max_trial_num,
-            training_service="local",
+            training_service="local" if pai is None else "pai",
             search_space=search_space,
             search_space_raw=search_space_raw,
             tuner=TunerConfig(
@@ -82,9 +107,10 @@ class _Reading:
                 seed=class_args.seed,
                 class_args=file.tuner.class_args or {},
             ),
-            trial_command=file.trial.command,
+            # A job file has commands of its own.
+            trial_command="" if pai is not None and pai.job_text is not None else file.trial.command or "",
             code_dir=code_dir,
-            gpu_num=file.trial.gpu_num,
+            gpu_num=file.trial.gpu_num if pai is None else pai.gpu,
             nni_manager_ip=file.nni_manager_ip,
             log_dir=log_dir,
             log_collection=file.log_collection,
@@ -93,20 +119,23 @@ class _Reading:
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
             local=LocalConfig(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
-            reuse=self._reuse(file, local.reuse),
+            reuse=self._reuse(
+                file, file.pai_config.reuse if isinstance(file, PaiExperimentV1) else local.reuse
+            ),
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
+            pai=pai,
         )
 
     def _refuse_reuse_keys_without_reuse(self) -> None:
-        local = self.raw.get("localConfig")
-        if isinstance(local, Mapping) and local.get("reuse") is True:
+        section = "paiConfig" if self.is_on_pai else "localConfig"
+        if self._within(section).get("reuse") is True:
             return
         for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
             if self.raw.get(key):
                 self._refuse(
                     (key,), f"cannot use {key}: only a job that runs many trials in turn has a use for it; "
-                    "write localConfig: {reuse: true} as well, or remove it"
+                    f"write {section}: {{reuse: true}} as well, or remove it"
                 )  # fmt: skip
 
     def _reuse(self, file: ExperimentV1, is_on: bool) -> ReuseConfig:
@@ -117,6 +146,121 @@ class _Reading:
             file.max_trials_per_job,
             tuple(file.warm_imports),
         )
+
+    # ---- OpenPAI
+
+    def _pai(self) -> PaiConfig | None:
+        """The cluster and its jobs; None when something of it is wrong, which has been noted."""
+        before = len(self.mistakes)
+        trial, cluster = self._within("trial"), self._within("paiConfig")
+        self._refuse_missing(trial, cluster)
+        self._refuse_placeholders(trial, cluster)
+        self._refuse_login(cluster)
+        storage = self._absolute("trial.nniManagerNFSMountPath", trial.get("nniManagerNFSMountPath"))
+        if storage is not None and not (storage.is_dir() and os.access(storage, os.W_OK | os.X_OK)):
+            what = (
+                f"there is no folder {storage}"
+                if not storage.is_dir()
+                else f"{storage} cannot be written by you"
+            )
+            self._refuse(
+                ("trial", "nniManagerNFSMountPath"), f"cannot use trial.nniManagerNFSMountPath: {what}; mount the storage "
+                "there, such as `sudo mount -t nfs4 SERVER:/pai/data FOLDER`, or mend the path"
+            )  # fmt: skip
+        job_file, job_text = self._job_file(trial)
+        if len(self.mistakes) > before or storage is None:
+            return None
+
+        def number(key: str) -> Any:
+            return cluster.get(key) if trial.get(key) is None else trial[key]
+
+        return PaiConfig(
+            host=cluster.get("host", ""),
+            user=cluster.get("userName", ""),
+            token=cluster.get("token"),
+            password=cluster.get("passWord"),
+            storage=storage,
+            mount=str(trial.get("containerNFSMountPath", "")).rstrip("/") or "/",
+            image=trial.get("image"),
+            storage_name=trial.get("paiStorageConfigName"),
+            virtual_cluster=trial.get("virtualCluster"),
+            gpu=number("gpuNum"),
+            cpu=number("cpuNum"),
+            memory_mb=number("memoryMB"),
+            job_file=job_file,
+            job_text=job_text,
+        )
+
+    def _refuse_missing(self, trial: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
+        if trial.get("paiConfigPath") is not None or not trial:
+            return
+        examples = {
+            "command": "python3 train.py",
+            "image": "registry.example.com/me/train:1",
+            "paiStorageConfigName": "confignfs-data",
+            "gpuNum": "0",
+            "cpuNum": "1",
+            "memoryMB": "8192",
+        }
+        for key, example in examples.items():
+            if trial.get(key) is None and cluster.get(key) is None:
+                self._refuse(
+                    ("trial", key), f"cannot do without trial.{key}: OpenPAI must know it of each job; write e.g. "
+                    f"{key}: {example}, or name a job file in trial.paiConfigPath"
+                )  # fmt: skip
+
+    def _refuse_placeholders(self, trial: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
+        sections = {"trial": trial, "paiConfig": {} if _is_local(cluster) else cluster}
+        for section, values in sections.items():
+            for key, value in values.items():
+                if isinstance(value, str) and _PAGE_PLACEHOLDER.match(value):
+                    self._refuse(
+                        (section, key), f"cannot use {section}.{key}: {value} is still the placeholder of an example; write "
+                        "your own"
+                    )  # fmt: skip
+
+    def _refuse_login(self, cluster: Mapping[str, Any]) -> None:
+        given = [key for key in ("token", "passWord") if cluster.get(key) is not None]
+        if not cluster or _is_local(cluster) or len(given) == 1:
+            return
+        what = "there are both token and passWord" if given else "there is neither token nor passWord"
+        self._refuse(
+            ("paiConfig", *given[:1]), f"cannot log in with paiConfig: {what}; write one of them (the profile page on OpenPAI "
+            "shows tokens; one for applications does not expire)"
+        )  # fmt: skip
+
+    def _job_file(self, trial: Mapping[str, Any]) -> tuple[Path | None, str | None]:
+        path = self._absolute("trial.paiConfigPath", trial.get("paiConfigPath"))
+        if path is None:
+            return None, None
+        try:
+            return path, path.read_text("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            self._refuse(
+                ("trial", "paiConfigPath"), f"cannot read trial.paiConfigPath {path}: {why}; name an OpenPAI job file"
+            )  # fmt: skip
+            return path, None
+
+    def _within(self, section: str) -> Mapping[str, Any]:
+        found = self.raw.get(section)
+        return found if isinstance(found, Mapping) else {}
+
+    def _with_the_sense_of(self, mistakes: list[Mistake]) -> list[Mistake]:
+        """The mistakes; where a search space is there beside annotation, the shorter way out is told."""
+        if self.raw.get("searchSpacePath") is None:
+            return mistakes
+        both = (
+            "cannot use useAnnotation: true beside searchSpacePath: each of them describes the search space, and annotation is "
+            "not supported yet by this version; the file is there, so write useAnnotation: false"
+        )
+        is_asked = self.raw.get("useAnnotation") is True
+        return [
+            self.document.mistake(("useAnnotation",), both)
+            if is_asked and each.key == "useAnnotation"
+            else each
+            for each in mistakes
+        ]
 
     def _refuse(self, path: tuple[str, ...], message: str) -> None:
         self.mistakes.append(self.document.mistake(path, message))
@@ -212,3 +356,7 @@ class _Reading:
         if str(absolute) != written:
             self.expansions.append(Expansion(key, written, absolute))
         return absolute
+
+
+def _is_local(cluster: Mapping[str, Any]) -> bool:
+    return str(cluster.get("host")).lower() == LOCAL_HOST

@@ -29,7 +29,7 @@ AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
 def must_be(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
-    """A field that must be `what`; `example` is the value as one would write it in the file."""
+    """A field that must be `what`; `example` is the value as one would write it in the file. `repr=False`: a secret."""
     return Field(default, description=what, examples=[example], **rules)
 
 
@@ -111,6 +111,8 @@ def _sentence(
     written = f"write e.g. {path[-1]}: {example}"
     if kind == "missing":
         return f"cannot do without {key}: it must be {what}; {written}"
+    if not field.repr:
+        return f"cannot use {key}: its value is not {what}; {written}"  # which is a secret
     if is_placeholder(value):
         return f"cannot use {key}: it is still the placeholder of an example; {written}"
     return f"cannot use {key}: {shown(value)} is not {what}; {written}"

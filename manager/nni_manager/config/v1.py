@@ -1,4 +1,4 @@
-"""The first schema of experiment files (NNI 1.x), as far as local experiments go.
+"""The first schema of experiment files (NNI 1.x), as far as experiments on this machine and on OpenPAI go.
 
 Source: NNI v1.9 and v2.0, ExperimentConfig reference and nnictl's schema.
 """
@@ -16,10 +16,9 @@ from nni_manager.config.algorithms import reason_against_tuner
 from nni_manager.config.mistakes import remedy_for_unknown, shown
 from nni_manager.config.schema import Schema, is_placeholder, must_be, refusal
 
-# Keys that only other platforms have, by platform; with one of those they are no mistakes of their own.
+# Keys of the platforms that are not here yet; in a file for one of them they are no mistakes of their own.
 PLATFORM_KEYS: dict[str, tuple[str, ...]] = {
     "remote": ("machineList", "remoteConfig"),
-    "pai": ("paiConfig",),
     "kubeflow": ("kubeflowConfig",),
     "frameworkcontroller": ("frameworkcontrollerConfig",),
     "paiYarn": ("paiYarnConfig",),
@@ -28,6 +27,7 @@ PLATFORM_KEYS: dict[str, tuple[str, ...]] = {
     "adl": ("adlConfig",),
     "hybrid": ("hybridConfig", "machineList", "remoteConfig", "paiConfig", "amlConfig"),
 }
+PLATFORMS = ("local", "pai")
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"^([1-9][0-9]*)([smhd])$", re.ASCII)
 
@@ -86,11 +86,77 @@ class TunerV1(Schema):
 
 
 class TrialV1(Schema):
-    """`trial`."""
+    """`trial`, as far as all platforms have it."""
 
-    command: str = must_be("a shell command", "python3 train.py", min_length=1)
     code_dir: str = must_be("a folder", ".", min_length=1)
     gpu_num: int | None = must_be("a whole number from 0 to 99999", "0", None, ge=0, le=99999)
+
+
+class LocalTrialV1(TrialV1):
+    """`trial` on this machine."""
+
+    command: str = must_be("a shell command", "python3 train.py", min_length=1)
+
+
+class PaiTrialV1(TrialV1):
+    """`trial` on OpenPAI. What may be missing here, and what beside a job file, the reader says."""
+
+    command: str | None = must_be("a shell command", "python3 train.py", None, min_length=1)
+    cpu_num: int | None = must_be("a whole number from 1 to 99999", "1", None, ge=1, le=99999)
+    memory_mb: int | None = must_be(
+        "a whole number of MB from 100 on", "8192", None, ge=100, le=99_999_999, alias="memoryMB"
+    )
+    image: str | None = must_be("the name of an image", "registry.example.com/me/train:1", None, min_length=1)
+    virtual_cluster: str | None = must_be("the name of a virtual cluster", "default", None, min_length=1)
+    nni_manager_nfs_mount_path: str = must_be(
+        "a folder of this machine", "/local/mnt", min_length=1, alias="nniManagerNFSMountPath"
+    )
+    container_nfs_mount_path: str = must_be(
+        "an absolute path in the container",
+        "/mnt/confignfs-data",
+        min_length=1,
+        alias="containerNFSMountPath",
+    )
+    pai_storage_config_name: str | None = must_be(
+        "the name of a storage of OpenPAI", "confignfs-data", None, min_length=1
+    )
+    pai_config_path: str | None = must_be("the path of an OpenPAI job file", "job.yml", None, min_length=1)
+
+    @field_validator("container_nfs_mount_path")
+    @classmethod
+    def _is_plain(cls, path: str) -> str:
+        # A tag in it would be filled in by OpenPAI.
+        if not path.startswith("/") or "<%" in path or not path.isprintable():
+            raise ValueError(path)
+        return path
+
+
+class PaiConfigV1(Schema):
+    """`paiConfig`. Numbers of CPUs and the like are for a `trial` that has none of its own."""
+
+    user_name: str = must_be("the name of your account there", "ada", min_length=1)
+    token: str | None = must_be(
+        "the token that your profile page on OpenPAI shows, without blanks",
+        "eyJhbGciOi...",
+        None,
+        pattern=r"^\S+$",
+        repr=False,
+    )
+    pass_word: str | None = must_be("your password there", "...", None, min_length=1, repr=False)
+    host: str = must_be(
+        "the host of OpenPAI, or local for the cluster that this machine brings along",
+        "https://openpai.example.com",
+        min_length=1,
+        pattern=r"^\S+$",
+    )
+    reuse: bool = must_be("true or false", "true", False)
+    gpu_num: int | None = must_be("a whole number from 0 to 99999", "1", None, ge=0, le=99999)
+    cpu_num: int | None = must_be("a whole number from 1 to 99999", "1", None, ge=1, le=99999)
+    memory_mb: int | None = must_be(
+        "a whole number of MB from 100 on", "8192", None, ge=100, le=99_999_999, alias="memoryMB"
+    )
+    max_trial_num_per_gpu: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
+    use_active_gpu: bool = must_be("true or false", "false", False)
 
 
 class LocalConfigV1(Schema):
@@ -103,7 +169,7 @@ class LocalConfigV1(Schema):
 
 
 class ExperimentV1(Schema):
-    """A whole file. Paths are as written; durations are in seconds."""
+    """A whole file, as far as all platforms have it. Paths are as written; durations are in seconds."""
 
     author_name: str = must_be("a name", "your name", min_length=1)
     experiment_name: str = must_be("a name", "digits", min_length=1)
@@ -131,26 +197,24 @@ class ExperimentV1(Schema):
     tuner: TunerV1 | None = must_be("a mapping", "{builtinTunerName: TPE}", None)
     assessor: Any = None
     advisor: Any = None
-    trial: TrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: .}')
     # NNI has none of these three: its reuse mode leaves after 600 s, whatever the file says.
     reuse_idle_timeout: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
         "a whole number and one of s, m, h, d", "10m", None
     )
     max_trials_per_job: int = must_be("a whole number from 0 to 999999999", "0", 0, ge=0, le=999_999_999)
     warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
-    local_config: LocalConfigV1 | None = must_be("a mapping", "{maxTrialNumPerGpu: 1}", None)
 
     @field_validator("training_service_platform", mode="before")
     @classmethod
-    def _is_local(cls, word: Any) -> Any:
-        if word == "local" or is_placeholder(word) or not isinstance(word, str):
+    def _is_here(cls, word: Any) -> Any:
+        if word in PLATFORMS or is_placeholder(word) or not isinstance(word, str):
             return word
         if word in PLATFORM_KEYS:
             raise refusal(
-                f"cannot use trainingServicePlatform {word!r} yet: this version runs local experiments; "
-                "write trainingServicePlatform: local"
+                f"cannot use trainingServicePlatform {word!r} yet: this version runs experiments on this machine and on "
+                "OpenPAI; write trainingServicePlatform: local or pai"
             )
-        remedy = remedy_for_unknown(word, ("local", *PLATFORM_KEYS))
+        remedy = remedy_for_unknown(word, (*PLATFORMS, *PLATFORM_KEYS))
         raise refusal(f"cannot use trainingServicePlatform: {shown(word)} is not a platform; {remedy}")
 
     @field_validator("nni_manager_ip")
@@ -196,3 +260,35 @@ class ExperimentV1(Schema):
                 info.field_name or ""
             ]
             raise refusal(f"cannot use {info.field_name}: there is none in this version yet; {way_out}")
+
+
+class LocalExperimentV1(ExperimentV1):
+    """A whole file of an experiment on this machine."""
+
+    trial: LocalTrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: .}')
+    local_config: LocalConfigV1 | None = must_be("a mapping", "{maxTrialNumPerGpu: 1}", None)
+    pai_config: Any = None
+
+    @field_validator("pai_config")
+    @classmethod
+    def _is_for_pai(cls, value: Any) -> None:
+        if value is not None:
+            raise refusal(
+                "cannot use paiConfig: it is for another platform; write trainingServicePlatform: pai, or remove it"
+            )
+
+
+class PaiExperimentV1(ExperimentV1):
+    """A whole file of an experiment on OpenPAI."""
+
+    trial: PaiTrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: ., image: ...}')
+    pai_config: PaiConfigV1 = must_be("a mapping", "{userName: ada, token: ..., host: openpai.example.com}")
+    local_config: Any = None
+
+    @field_validator("local_config")
+    @classmethod
+    def _is_for_local(cls, value: Any) -> None:
+        if value is not None:
+            raise refusal(
+                "cannot use localConfig: OpenPAI chooses machines and GPUs by itself; remove it, and write reuse into paiConfig"
+            )

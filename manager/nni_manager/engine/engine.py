@@ -179,7 +179,10 @@ class Engine:
             self.stored.created_at_s,
             self.ended_at_s,
             self.experiment.duration_s(time.monotonic()),
-            self.commits.problem or self.submit_problem or self.experiment.silence.problem(time.monotonic()),
+            self.commits.problem
+            or self.submit_problem
+            or self._service.problem
+            or self.experiment.silence.problem(time.monotonic()),
             len(self.keepers),
         )
 
@@ -473,7 +476,7 @@ class Engine:
             if ended.exit_code is None
             else f"its keeper ended with exit code {ended.exit_code}"
         )
-        reason = ExitReason.KEEPER_LOST
+        reason = ended.reason
         if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
             how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
         trial = self._trial_of(job)

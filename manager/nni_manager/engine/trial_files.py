@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nni_sdk
 from nni_manager.domain.trial import Trial
+from nni_manager.store.folders import OPEN_TO_ALL
 from nni_manager.training_services.base import Placement
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.workspace import (
@@ -46,6 +47,9 @@ def write_trial(
     """What the job of one trial needs. Source for parameter.cfg: NNI v3.0 SDK."""
     folder = workspace.trial(trial.trial_id)
     folder.attempts.mkdir(parents=True, exist_ok=True)
+    if placement.code_dir is None:
+        # The container's user is another one, and makes the attempts' folders.
+        folder.attempts.chmod(OPEN_TO_ALL)
     parameters = {
         "parameter_id": trial.sequence_id,
         "parameter_source": "algorithm",

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 from nni_manager.errors import UserMistake
 from trial_keeper.wire.workspace import Workspace, replace_file
 
+# A folder where any user may make files and folders, and remove only their own.
+OPEN_TO_ALL = 0o1777
 # Whoever looks whether an experiment is owned holds its lock for a moment, and must not keep a manager from starting.
 _OWNED_WITHIN_S = 1.0
 
@@ -40,7 +43,10 @@ class ManagerProcess:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentFolder:
-    """One experiment's folder, `<logDir>/<experiment id>`. The workspace of local jobs is the same folder."""
+    """One experiment's folder, `<logDir>/<experiment id>`. The workspace of local jobs is the same folder.
+
+    That of jobs on a cluster is `<shared storage>/<experiment id>`, and `workspace` here is a link to it.
+    """
 
     path: Path
 
@@ -86,8 +92,14 @@ class ExperimentFolder:
 
     @property
     def workspace(self) -> Workspace:
-        """The folder as keepers on this machine see it."""
+        """What manager and keepers share, as the manager sees it."""
+        with contextlib.suppress(OSError):  # there is no link
+            return Workspace(Path(os.readlink(self._workspace_link)))
         return Workspace(self.path)
+
+    @property
+    def _workspace_link(self) -> Path:
+        return self.path / "workspace"
 
     @property
     def _process_json(self) -> Path:
@@ -97,16 +109,35 @@ class ExperimentFolder:
     def _lock(self) -> Path:
         return self.path / "owner.lock"
 
-    def make(self) -> None:
+    def make(self, storage: Path | None = None) -> None:
         """Make the folder of a new experiment, closed to other users.
+
+        `storage`: where the workspace is made, for jobs that do not see this machine's files. What is there is open to the
+        users that containers run as: all may read, and keepers make their attempts' folders.
 
         Raises:
             FileExistsError: there is one already.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700)
-        for folder in (self.database.parent, self.log, self.jobs, self.workspace.trials):
+        for folder in (self.database.parent, self.log, self.jobs):
             folder.mkdir()
+        if storage is not None:
+            root = storage / self.experiment_id
+            root.mkdir()
+            root.chmod(0o755)
+            self._workspace_link.symlink_to(root)
+        trials = self.workspace.trials
+        trials.mkdir()
+        if storage is not None:
+            trials.chmod(OPEN_TO_ALL)
+
+    def remove(self) -> None:
+        """Remove all there is of the experiment, as far as this user may."""
+        root = self.workspace.root
+        if root != self.path:
+            shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def write_process(self, process: ManagerProcess) -> None:
         """Let others know who owns the experiment now."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from nni_manager.domain.completion import Completion
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
 
 
 class JobPresence(Enum):
@@ -20,11 +21,15 @@ class JobPresence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job is over, whatever the reason. `message` is what the cluster or the job's own log says, for people."""
+    """A job is over, whatever the reason. `message` is what the cluster or the job's own log says, for people.
+
+    `reason` is for a trial that ends with it, unless the exit code is one of the keeper's own.
+    """
 
     job_id: str
     exit_code: int | None
     message: str
+    reason: ExitReason = ExitReason.KEEPER_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,11 @@ class TrainingService(ABC):
     @abstractmethod
     def run_script(self) -> str:
         """The content of run.sh: starts the keeper in whatever the job's environment is."""
+
+    @property
+    def problem(self) -> str:
+        """What keeps jobs from starting, or the cluster from being asked, at present; empty while all is well."""
+        return ""
 
     @property
     def completion(self) -> Completion:

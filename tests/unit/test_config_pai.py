@@ -1,0 +1,194 @@
+"""Experiment files for OpenPAI: what is read from them, and one clear sentence for everything that can be wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.reader import read_experiment_file
+
+# The file of NNI's page "Run an Experiment on OpenPAI".
+PAGE = """\
+authorName: your_name
+experimentName: auto_mnist
+# how many trials could be concurrently running
+trialConcurrency: 2
+# maximum experiment running duration
+maxExecDuration: 3h
+# empty means never stop
+maxTrialNum: 100
+# choice: local, remote, pai
+trainingServicePlatform: pai
+# search space file
+searchSpacePath: search_space.json
+# choice: true, false
+useAnnotation: true
+tuner:
+  builtinTunerName: TPE
+  classArgs:
+    optimize_mode: maximize
+trial:
+  command: python3 mnist.py
+  codeDir: ~/nni/examples/trials/mnist-annotation
+  gpuNum: 0
+  cpuNum: 1
+  memoryMB: 8196
+  image: msranni/nni:latest
+  virtualCluster: default
+  nniManagerNFSMountPath: /local/mnt
+  containerNFSMountPath: /mnt/confignfs-data
+  paiStorageConfigName: confignfs-data
+# Configuration to access OpenPAI Cluster
+paiConfig:
+  userName: your_pai_nni_user
+  token: your_pai_token
+  host: 10.1.1.1
+  # optional, experimental feature.
+  reuse: true
+"""
+
+
+@pytest.fixture
+def good(tmp_path):
+    """The page's file with annotation off, an account, and folders that are there."""
+    (tmp_path / "storage").mkdir()
+    return (
+        PAGE.replace("useAnnotation: true", "useAnnotation: false")
+        .replace("~/nni/examples/trials/mnist-annotation", ".")
+        .replace("/local/mnt", "storage")
+        .replace("your_pai_nni_user", "ada")
+        .replace("your_pai_token", "s3cret")
+    )
+
+
+@pytest.fixture
+def write(tmp_path, good):
+    """Writes an experiment file (the good one, with replacements); gives the path."""
+
+    def write_file(replace=(), text=None):
+        text = good if text is None else text
+        for old, new in dict(replace).items():
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+        path = tmp_path / "experiment.yml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+@pytest.fixture
+def mistakes(write):
+    """The mistakes of a file, as lines without the folder."""
+
+    def lines(*args, **kwargs):
+        path = write(*args, **kwargs)
+        with pytest.raises(ConfigInvalid) as caught:
+            read_experiment_file(path)
+        return [line.replace(f"{path.parent}/", "") for line in str(caught.value).splitlines()]
+
+    return lines
+
+
+def test_the_file_of_the_page_is_read_once_it_is_filled_in(write, tmp_path):
+    config = read_experiment_file(write())
+    assert config.training_service == "pai"
+    assert config.trial_command == "python3 mnist.py"
+    assert (config.gpu_num, config.reuse.is_on) == (0, True)
+    pai = config.pai
+    assert (pai.host, pai.user, pai.token, pai.password) == ("10.1.1.1", "ada", "s3cret", None)
+    assert (pai.storage, pai.mount) == (tmp_path / "storage", "/mnt/confignfs-data")
+    assert (pai.image, pai.storage_name, pai.virtual_cluster) == (
+        "msranni/nni:latest",
+        "confignfs-data",
+        "default",
+    )
+    assert (pai.gpu, pai.cpu, pai.memory_mb, pai.job_file) == (0, 1, 8196, None)
+    assert ExperimentConfig.from_json(config.to_json()) == config
+
+
+def test_the_page_as_it_stands_gets_every_mistake_with_its_way_out(mistakes, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    lines = mistakes(text=PAGE)
+    told = [
+        "experiment.yml:14: cannot use useAnnotation: true beside searchSpacePath",
+        "experiment.yml:21: cannot use trial.codeDir: there is no folder nni/examples/trials/mnist-annotation",
+        "experiment.yml:27: cannot use trial.nniManagerNFSMountPath: there is no folder /local/mnt; mount the storage there",
+        "experiment.yml:32: cannot use paiConfig.userName: your_pai_nni_user is still the placeholder of an example",
+        "experiment.yml:33: cannot use paiConfig.token: your_pai_token is still the placeholder of an example",
+    ]
+    assert [line[: len(start)] for line, start in zip(lines, told, strict=True)] == told
+
+
+def test_the_cluster_of_this_machine_needs_no_account(write):
+    config = read_experiment_file(
+        write(
+            {
+                "host: 10.1.1.1": "host: local",
+                "  token: s3cret\n": "",
+                "userName: ada": "userName: your_pai_user",
+            }
+        )
+    )
+    assert config.pai.is_local
+
+
+def test_a_secret_is_in_no_text_that_anybody_sees(write):
+    assert "s3cret" not in repr(read_experiment_file(write()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("token: s3cret", "token: 'a b'", "cannot use paiConfig.token: its value is not the token"),
+        ("token: s3cret", "passWord: 12", "cannot use paiConfig.passWord: its value is not your password there"),
+        ("token: s3cret", "token: a\n  passWord: b", "cannot log in with paiConfig: there are both"),
+        ("  token: s3cret\n", "", "cannot log in with paiConfig: there is neither token nor passWord"),
+        ("  image: msranni/nni:latest\n", "", "cannot do without trial.image: OpenPAI must know it of each job"),
+        ("  cpuNum: 1\n", "", "cannot do without trial.cpuNum"),
+        ("cpuNum: 1", "cpuNum: 0", "cannot use trial.cpuNum: 0 is not a whole number from 1"),
+        ("memoryMB: 8196", "memoryMB: 8g", 'cannot use trial.memoryMB: "8g" is not a whole number of MB'),
+        ("memoryMB: 8196", "memoryMb: 8196", "did you mean memoryMB?"),
+        ("nniManagerNFSMountPath: storage", "nniManagerNFSMountPath: none", "there is no folder none; mount"),
+        ("containerNFSMountPath: /mnt/confignfs-data", "containerNFSMountPath: data", "is not an absolute path in"),
+        ("containerNFSMountPath: /mnt/confignfs-data", "containerNFSMountPath: '/<% x %>'", "is not an absolute path in"),
+        ("paiConfig:", "localConfig: {reuse: true}\npaiConfig:", "cannot use localConfig: OpenPAI chooses"),
+        ("paiStorageConfigName: c", "paiConfigPath: none.yml\n  paiStorageConfigName: c", "cannot read trial.paiConfigPath"),
+        ("reuse: true", "reuse: false\nwarmImports: [numpy]", "write paiConfig: {reuse: true} as well"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_one_clear_sentence(mistakes, old, new, sentence):
+    (line,) = [line for line in mistakes({old: new}) if sentence in line]
+    assert "cannot" in line
+    assert "s3cret" not in line
+    assert "; " in line
+
+
+def test_numbers_for_jobs_may_stand_in_either_section_and_the_trials_win(write):
+    changed = {
+        "  cpuNum: 1\n": "",
+        "  memoryMB: 8196\n": "",
+        "reuse: true": "cpuNum: 4\n  memoryMB: 512\n  gpuNum: 2",
+    }
+    pai = read_experiment_file(write(changed)).pai
+    assert (pai.cpu, pai.memory_mb, pai.gpu) == (4, 512, 0)
+
+
+def test_a_job_file_makes_the_rest_superfluous_and_is_kept_with_the_experiment(write, tmp_path):
+    (tmp_path / "job.yml").write_text("name: x\n")
+    text = PAGE[PAGE.index("  command:") : PAGE.index("  codeDir:")]
+    needless = (
+        "gpuNum: 0",
+        "cpuNum: 1",
+        "memoryMB: 8196",
+        "image: msranni/nni:latest",
+        "virtualCluster: default",
+    )
+    changed = {text: "  paiConfigPath: job.yml\n", **{f"  {line}\n": "" for line in needless}}
+    config = read_experiment_file(write(changed))
+    assert (config.pai.job_file, config.pai.job_text) == (tmp_path / "job.yml", "name: x\n")
+    assert config.trial_command == ""
+    assert isinstance(config.pai.job_file, Path)
+    assert ExperimentConfig.from_json(config.to_json()) == config
