@@ -16,7 +16,7 @@ from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.training_services.local.client import LocalTrainingService
 from nni_manager.training_services.openpai.client import OpenPaiService
 from nni_manager.training_services.openpai.job import template_of
-from nni_manager.training_services.openpai.rest import Backoff, OpenPai
+from nni_manager.training_services.openpai.rest import OpenPai, Patience
 
 _LOOPBACK = "127."
 # Any port: asking which way packets would take sends none.
@@ -46,14 +46,14 @@ def make_service(
     )
 
 
-def open_cluster(pai: PaiConfig, backoff: Backoff | None = None) -> OpenPai:
+def open_cluster(pai: PaiConfig, patience: Patience | None = None) -> OpenPai:
     """The cluster that an experiment file names.
 
     Raises:
         UserMistake: it names none.
         TryAgain: the cluster of this machine does not start now.
     """
-    return OpenPai(pai.host, pai.user, token=pai.token, password=pai.password, backoff=backoff)
+    return OpenPai(pai.host, pai.user, token=pai.token, password=pai.password, patience=patience)
 
 
 def address_for_keepers(config: ExperimentConfig) -> str:

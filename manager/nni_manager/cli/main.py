@@ -86,9 +86,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _lines(error: NniManagerError) -> list[str]:
-    from nni_manager.config.mistakes import ConfigInvalid
-
-    return str(error).splitlines() if isinstance(error, ConfigInvalid) else [str(error)]
+    # Files with several mistakes have a line for each.
+    return str(error).splitlines() if hasattr(error, "mistakes") else [str(error)]
 
 
 def usage_line(error: click.UsageError) -> str:
@@ -193,11 +192,17 @@ def create(config_path: Path, port: int | None, debug: bool, foreground: bool) -
     config = read_experiment_file(config_path)
     if debug:
         config = dataclasses.replace(config, debug=True, version_check=False)
-    preflight.check_gpus(config)
-    preflight.check_command(config)
+    warnings = preflight.check_platform(config)
     ports = _ports(port)
     for expansion in config.expansions:
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
+    for warning in warnings:
+        output.warning(warning)
+    if config.pai is not None:
+        from nni_manager.engine.code_snapshot import size_of
+
+        size = size_of(config.code_dir, config.pai.storage)
+        output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     output.info("Starting restful server...")
     known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug)
     return _after_start(known, foreground)

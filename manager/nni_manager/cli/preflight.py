@@ -1,4 +1,4 @@
-"""What can be seen to be wrong before anything is started: ports, the trial's command, GPUs."""
+"""What can be seen to be wrong before anything is started: ports, the trial's command, GPUs, a cluster and its job file."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ _CHECK_WITHIN_S = 10.0
 
 class PortTaken(UserMistake):
     """cannot use the port; choose another with --port N, or --port auto"""
+
+
+class ClusterUnfit(UserMistake):
+    """cannot run the experiment on this cluster; mend what it lacks"""
 
 
 class CommandMissing(UserMistake):
@@ -85,6 +89,48 @@ def _port_problem(port: int) -> str | None:
         except OSError:
             return "another program uses it"
     return None
+
+
+def check_platform(config: ExperimentConfig) -> list[str]:
+    """See that trials can run where the experiment file wants them; what else to tell the user.
+
+    Raises:
+        GpusMissing, CommandMissing: not on this machine.
+        UserMistake, TryAgain: not on the cluster.
+    """
+    if config.pai is not None:
+        return check_cluster(config)
+    check_gpus(config)
+    check_command(config)
+    return []
+
+
+def check_cluster(config: ExperimentConfig) -> list[str]:
+    """See that OpenPAI lets this user in and has what jobs ask for; what to tell the user of it, and of the job file.
+
+    Raises:
+        ProtocolInvalid: the job file cannot be used.
+        ClusterUnfit: there is no such storage or virtual cluster.
+        UserMistake, TryAgain: OpenPAI cannot be asked.
+    """
+    from nni_manager import services
+    from nni_manager.training_services.openpai.job import template_of
+    from nni_manager.training_services.openpai.rest import Patience
+
+    assert config.pai is not None
+    template = template_of(config.pai)
+    cluster = services.open_cluster(config.pai, Patience(tries=2))
+    wanted = {"storage": template.storages, "virtual cluster": (template.virtual_cluster,)}
+    there = {"storage": cluster.storages(), "virtual cluster": cluster.virtual_clusters()}
+    for what, names in wanted.items():
+        for name in names:
+            if name not in there[what]:
+                known = ", ".join(there[what]) or "none"
+                raise ClusterUnfit(
+                    f"cannot run jobs on OpenPAI at {cluster.address}: there is no {what} {name!r} that {config.pai.user} may "
+                    f"use; correct it in {config.config_path.name} (known: {known})"
+                )
+    return list(template.warnings)
 
 
 def check_command(config: ExperimentConfig) -> None:

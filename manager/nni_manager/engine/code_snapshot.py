@@ -83,16 +83,33 @@ def take_snapshot(code_dir: Path, workspace: Workspace) -> Snapshot:
         CodeUnusable: it is too large, cannot be read, or a link or .nniignore in it cannot be used.
         SnapshotNotWritten: the workspace cannot be written.
     """
-    scan = _Scan(code_dir, workspace.root)
+    entries, files, size_bytes, left_out = _packable(code_dir, workspace.root)
+    path = workspace.code_snapshot(_feed(code_dir, entries, lambda *_: None))
+    if not path.is_file():
+        path = _write(code_dir, entries, workspace)
+    return Snapshot(path.name, files, size_bytes, left_out)
+
+
+def size_of(code_dir: Path, storage: Path) -> str:
+    """What a snapshot of the code folder would hold, in words. `storage` holds workspaces, which are never packed.
+
+    Raises:
+        CodeUnusable: as for `take_snapshot`.
+    """
+    _, files, size_bytes, left_out = _packable(code_dir, storage)
+    without = f", without {len(left_out)} that are no files" if left_out else ""
+    return f"{files} files, {_mib(size_bytes)}{without}"
+
+
+def _packable(code_dir: Path, never: Path) -> tuple[list[_Entry], int, int, tuple[str, ...]]:
+    """The members of a snapshot, how many of them are files, their bytes, and what is left out because it is no file."""
+    scan = _Scan(code_dir, never)
     entries = scan.entries()
     files = sum(entry.kind != tarfile.DIRTYPE for entry in entries)
     size_bytes = sum(entry.size_bytes for entry in entries)
     if files > MOST_FILES or size_bytes > MOST_BYTES or scan.is_cut_short:
         raise CodeUnusable(_too_much(code_dir, entries, files, size_bytes, scan.is_cut_short))
-    path = workspace.code_snapshot(_feed(code_dir, entries, lambda *_: None))
-    if not path.is_file():
-        path = _write(code_dir, entries, workspace)
-    return Snapshot(path.name, files, size_bytes, tuple(scan.left_out))
+    return entries, files, size_bytes, tuple(scan.left_out)
 
 
 # ---- what there is

@@ -12,7 +12,7 @@ import copy
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -63,7 +63,9 @@ class JobTemplate:
     values: Mapping[str, Any]
     has_own_commands: bool
     completion: Completion
-    warnings: tuple[str, ...]
+    storages: tuple[str, ...]
+    virtual_cluster: str
+    warnings: tuple[str, ...] = ()
 
 
 def template_of(pai: PaiConfig) -> JobTemplate:
@@ -74,8 +76,7 @@ def template_of(pai: PaiConfig) -> JobTemplate:
         JobTooLarge: OpenPAI would not take it.
     """
     if pai.job_text is None:
-        values = _values_of(pai)
-        return JobTemplate(values, False, _completion(of_values({"name": "job", **values})), ())
+        return _template(_values_of(pai), has_own_commands=False)
     file = "the job file" if pai.job_file is None else str(pai.job_file)
     job = parse(pai.job_text, file)
     warnings = [str(warning) for warning in render(job).warnings]
@@ -88,7 +89,7 @@ def template_of(pai: PaiConfig) -> JobTemplate:
         raise JobTooLarge(
             f"cannot submit {file}: it is larger than 96 kB, and OpenPAI takes 100 kB at most; put long scripts into codeDir"
         )
-    return JobTemplate(values, True, _completion(job), tuple(warnings))
+    return replace(_template(values, has_own_commands=True), warnings=tuple(warnings))
 
 
 def render_job(template: JobTemplate, name: str, settings: KeeperSettings) -> str:
@@ -157,6 +158,12 @@ exit "$code"
 
 
 # ---- parts of a template
+
+
+def _template(values: Mapping[str, Any], *, has_own_commands: bool) -> JobTemplate:
+    job = of_values({"name": "job", **values})
+    names = tuple(storage.name for storage in job.storages or ())
+    return JobTemplate(values, has_own_commands, _completion(job), names, job.virtual_cluster)
 
 
 def _values_of(pai: PaiConfig) -> dict[str, Any]:

@@ -29,15 +29,12 @@ from nni_manager.training_services.openpai.states import JobState
 
 logger = logging.getLogger(__name__)
 
-# To connect, and between two bytes of an answer. OpenPAI's gateway gives up after 60 s itself.
-CONNECT_WITHIN_S = 5.0
-ANSWER_WITHIN_S = 30.0
 # Source: the default limit of OpenPAI's job list, whatever limit is asked for it takes up to 50000.
 PAGE_ROWS = 5000
 # The REST server itself listens here, without the gateway's prefix.
 _REST_SERVER_PORT = 9186
 _LONGEST_WORDS = 300
-_NOT_PRINTABLE = re.compile(r"\s+")
+_BLANKS = re.compile(r"\s+")
 
 
 class ClusterAway(TryAgain):
@@ -69,12 +66,17 @@ class RequestRefused(UserMistake):
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
-    """How often a call is made, and how long is waited between two."""
+class Patience:
+    """How often a call is made, how long is waited between two, to connect, and between two bytes of an answer.
+
+    OpenPAI's gateway gives up after 60 s itself; five tries outlast the restart of one of its services.
+    """
 
     tries: int = 5
     first_s: float = 0.5
     longest_s: float = 20.0
+    connect_within_s: float = 5.0
+    answer_within_s: float = 30.0
 
     def delay_s(self, failures: int, asked_s: float | None) -> float:
         """After so many failures; `asked_s` is what the server wants, if it says so."""
@@ -153,7 +155,7 @@ class OpenPai:
         *,
         token: str | None = None,
         password: str | None = None,
-        backoff: Backoff | None = None,
+        patience: Patience | None = None,
     ) -> None:
         """`host` with or without scheme. With a password, a token is got when one is needed.
 
@@ -169,7 +171,7 @@ class OpenPai:
         self.user = user
         self._token = token
         self._password = password
-        self._backoff = backoff or Backoff()
+        self._patience = patience or Patience()
         self._login = threading.Lock()
         self._closed = threading.Event()
         self._sessions = threading.local()
@@ -366,7 +368,7 @@ class OpenPai:
         has_new_token = False
         may_be_done = False
         failures, problem = 0, ""
-        while failures < self._backoff.tries:
+        while failures < self._patience.tries:
             token = self._valid_token() if with_token else None
             asked_s: float | None = None
             try:
@@ -378,7 +380,7 @@ class OpenPai:
                     json=json_body,
                     headers=headers,
                     auth=None if token is None else _Bearer(token),
-                    timeout=(CONNECT_WITHIN_S, ANSWER_WITHIN_S),
+                    timeout=(self._patience.connect_within_s, self._patience.answer_within_s),
                     allow_redirects=False,
                 )
             except requests.RequestException as error:
@@ -402,9 +404,9 @@ class OpenPai:
                 may_be_done = may_be_done or status >= 500
                 asked_s = _retry_after_s(answer)
             failures += 1
-            if failures < self._backoff.tries:
+            if failures < self._patience.tries:
                 logger.info("cannot %s for now: %s", what, problem)
-                if self._closed.wait(self._backoff.delay_s(failures, asked_s)):
+                if self._closed.wait(self._patience.delay_s(failures, asked_s)):
                     break
         raise ClusterAway(
             f"cannot {what}: OpenPAI at {self.address} is out of reach, {problem}; see that it runs, and its host is right"
@@ -557,7 +559,7 @@ def _words(answer: requests.Response) -> str:
     else:
         text = str(document.get("message", "")) if isinstance(document, dict) else ""
         text = _of_violations(text)
-    text = _NOT_PRINTABLE.sub(" ", text).strip() or str(answer.reason)
+    text = _BLANKS.sub(" ", text).strip().rstrip(".") or str(answer.reason)
     return text if len(text) <= _LONGEST_WORDS else f"{text[: _LONGEST_WORDS - 1]}…"
 
 
@@ -586,9 +588,9 @@ def _why_no_answer(error: requests.RequestException) -> str:
         case requests.exceptions.SSLError():
             return "its certificate is not trusted on this machine (REQUESTS_CA_BUNDLE names others to trust)"
         case requests.ConnectTimeout():
-            return f"nobody answers within {CONNECT_WITHIN_S:g} s"
+            return "nobody answers there"
         case requests.Timeout():
-            return f"it does not answer within {ANSWER_WITHIN_S:g} s"
+            return "it takes too long to answer"
         case requests.exceptions.ProxyError():
             return "the proxy of this machine does not let us through"
     return "nobody listens there, or the connection broke"

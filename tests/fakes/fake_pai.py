@@ -1,0 +1,390 @@
+"""An OpenPAI REST server of our own, on a real socket. It can misbehave, and can run its jobs as processes of this machine.
+
+It knows what clients of ours use, with OpenPAI's status codes and bodies. Jobs are kept as they were handed in, so that a test
+sees them; `run_jobs` starts each task with the scripts that OpenPAI's runtime would make of them.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from nni_manager.training_services.openpai.export import without_secrets
+from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+from nni_manager.training_services.openpai.protocol import parse
+from nni_manager.training_services.openpai.render import render
+from trial_keeper.settings import without_settings
+
+USER, PASSWORD = "ada", "s3cret-passw0rd"
+STORAGE, VIRTUAL_CLUSTER = "confignfs-data", "default"
+_LIVE = ("WAITING", "RUNNING", "STOPPING")
+_PATIENCE_S = 20
+
+
+class FakeJob:
+    """A job as the server has it."""
+
+    def __init__(self, text: str):
+        self.protocol = parse(text)
+        self.text = text
+        self.user = USER
+        self.state = "WAITING"
+        self.execution_type = "START"
+        self.exit_code: int | None = None
+        self.tags: list[str] = []
+        self.logs = {"stdout": b"", "stderr": b""}
+        self.submitted_at_ms = int(time.time() * 1000)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.files: list[Path] = []
+
+    @property
+    def name(self):
+        return self.protocol.name
+
+    @property
+    def role(self):
+        return self.protocol.task_roles[0].mangled_name
+
+    def end(self, state: str, exit_code: int | None = None):
+        """The job is over."""
+        self.state, self.exit_code = state, exit_code
+
+    def row(self):
+        return {
+            "debugId": hashlib.md5(f"{self.user}~{self.name}".encode()).hexdigest(),
+            "name": self.name,
+            "username": self.user,
+            "state": self.state,
+            "executionType": self.execution_type,
+            "tags": self.tags,
+            "retries": 0,
+            "submissionTime": self.submitted_at_ms,
+            "completedTime": None if self.state in _LIVE else int(time.time() * 1000),
+            "appExitCode": self.exit_code,
+            "virtualCluster": self.protocol.virtual_cluster,
+            "totalTaskNumber": sum(role.instances for role in self.protocol.task_roles),
+        }
+
+    def detail(self):
+        status = {key: value for key, value in self.row().items() if key not in ("name", "tags")}
+        if self.exit_code is not None:
+            # As OpenPAI's runtime has it: 255 for anything but signals, and the command's own code beside it.
+            status |= {
+                "appExitCode": 0 if self.exit_code == 0 else 255,
+                "appExitMessages": {"runtime": {"originUserExitCode": self.exit_code}},
+                "appExitSpec": {"phrase": "PAIRuntimeUnknownFailed"} if self.exit_code else None,
+                "appExitTriggerMessage": "FailedTaskCount 1 has reached MinFailedTaskCount 1 in the TaskRole",
+                "appExitTriggerTaskRoleName": self.role,
+                "appExitTriggerTaskIndex": 0,
+            }
+        tasks = [
+            {
+                "taskIndex": 0,
+                "taskState": self.state,
+                "containerExitCode": status["appExitCode"],
+                "attemptId": 0,
+            }
+        ]
+        roles = {} if self.state == "WAITING" else {self.role: {"taskStatuses": tasks}}
+        return {
+            "name": self.name,
+            "tags": self.tags,
+            "jobStatus": status | {"attemptId": 0},
+            "taskRoles": roles,
+        }
+
+
+class FakePai:
+    """The server. What it was asked is in `asked`, as (verb, path)."""
+
+    def __init__(self, *, run_jobs: bool = False):
+        self.jobs: dict[str, FakeJob] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.tokens = {"token-of-the-profile-page"}
+        self.logins = 0
+        self.run_jobs = run_jobs
+        self.is_hung = threading.Event()
+        self._faults: dict[tuple[str, str], deque] = {}
+        self._job_was_made = threading.Condition()
+        self._folder = tempfile.TemporaryDirectory()
+        self._listener: socket.socket | None = None
+        self.port = 0
+
+    # ---- life
+
+    def start(self):
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        routes = [
+            ("GET", "/info", self._info),
+            ("POST", "/authn/basic/login", self._log_in),
+            ("GET", "/jobs", self._list),
+            ("POST", "/jobs", self._submit),
+            ("GET", "/jobs/{name}", self._detail),
+            ("GET", "/jobs/{name}/config", self._config),
+            ("PUT", "/jobs/{name}/executionType", self._execute),
+            ("GET", "/storages", self._storages),
+            ("GET", "/virtual-clusters", self._virtual_clusters),
+            (
+                "GET",
+                "/jobs/{name}/attempts/0/taskRoles/{role}/taskIndex/{index}/attempts/0/logs",
+                self._log_locations,
+            ),
+        ]
+        api = [
+            Route(f"/rest-server/api/v2{path}", self._guarded(path, answer), methods=[verb])
+            for verb, path, answer in routes
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=[*api, Route("/log-manager/{name}/{stream}", self._log)]),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self):
+        """Nobody listens any more; jobs that run go on."""
+        self.is_hung.set()
+        self._server.should_exit = True
+        self._thread.join(_PATIENCE_S)
+        if self._listener is not None:
+            self._listener.close()
+
+    def close(self):
+        if self._thread.is_alive():
+            self.stop()
+        for job in self.jobs.values():
+            self._signal(job, signal.SIGKILL)
+        self._folder.cleanup()
+
+    @property
+    def host(self):
+        return f"127.0.0.1:{self.port}"
+
+    # ---- what tests do to it
+
+    def misbehave(self, how, times: int = 1, *, at: tuple[str, str] = ("", "")):
+        """The next so many calls (of this verb and path, where given) get `how`: a status, "drop" or "hang"."""
+        self._faults.setdefault(at, deque()).extend([how] * times)
+
+    def wait_for_job(self, count: int = 1) -> FakeJob:
+        """The newest job, once there are so many."""
+        with self._job_was_made:
+            assert self._job_was_made.wait_for(lambda: len(self.jobs) >= count, _PATIENCE_S)
+            return list(self.jobs.values())[-1]
+
+    def counted(self) -> Counter:
+        return Counter(self.asked)
+
+    # ---- answers
+
+    def _guarded(self, path, answer):
+        async def guarded(request: Request) -> Response:
+            self.asked.append((request.method, path))
+            for at in ((request.method, path), ("", "")):
+                faults = self._faults.get(at)
+                if faults:
+                    return await self._fault(faults.popleft())
+            needs_token = path not in ("/info", "/authn/basic/login")
+            token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if needs_token and token not in self.tokens:
+                return _error(401, "UnauthorizedUserError", "Your token is invalid.")
+            return await answer(request)
+
+        return guarded
+
+    async def _fault(self, how):
+        if how == 429:
+            page = "<html><body><h1>Too many requests</h1>, please try again later.</body></html>"
+            return HTMLResponse(page, 429, headers={"Retry-After": "0"})
+        if how == 401:
+            return _error(401, "UnauthorizedUserError", "Your token is invalid.")
+        if how in ("hang", "drop"):
+            import anyio
+
+            if how == "hang":
+                await anyio.to_thread.run_sync(self.is_hung.wait, _PATIENCE_S)
+            # No answer: the connection is closed behind half of one.
+            return Response(b"x", headers={"Content-Length": "1000"})
+        return JSONResponse({"code": "UnknownError", "message": "somewhere something failed"}, how)
+
+    async def _info(self, request):
+        return JSONResponse({"name": "PAI RESTful API", "version": "v1.8.1"})
+
+    async def _log_in(self, request):
+        body = await request.json()
+        if body.get("username") != USER:
+            return _error(400, "NoUserError", f"User {body.get('username')} is not found.")
+        if body.get("password") != PASSWORD:
+            return _error(400, "IncorrectPasswordError", "Password is incorrect.")
+        self.logins += 1
+        token = f"token-of-login-{self.logins}"
+        self.tokens.add(token)
+        return JSONResponse({"user": USER, "token": token, "admin": False})
+
+    async def _list(self, request):
+        query = request.query_params
+        states = query["state"].split(",") if "state" in query else None
+        rows = [
+            job.row()
+            for job in reversed(list(self.jobs.values()))
+            if query.get("keyword", "") in job.name
+            and query.get("username", job.user) == job.user
+            and (states is None or job.state in states)
+        ]
+        offset, limit = int(query.get("offset", 0)), int(query.get("limit", 5000))
+        return JSONResponse(rows[offset : offset + limit])
+
+    async def _submit(self, request):
+        assert request.headers["Content-Type"].startswith("text/")
+        try:
+            job = FakeJob((await request.body()).decode())
+        except ProtocolInvalid as error:
+            return _error(400, "InvalidProtocolError", error.response_message())
+        if f"{USER}~{job.name}" in self.jobs:
+            return _error(409, "ConflictJobError", f"Job {USER}~{job.name} already exists.")
+        if job.protocol.virtual_cluster not in (VIRTUAL_CLUSTER, "other"):
+            return _error(
+                404, "NoVirtualClusterError", f"Virtual cluster {job.protocol.virtual_cluster} is not found."
+            )
+        with self._job_was_made:
+            self.jobs[f"{USER}~{job.name}"] = job
+            self._job_was_made.notify_all()
+        if self.run_jobs:
+            self._run(job)
+        message = f"Update job {job.name} for user {USER} successfully."
+        return JSONResponse({"status": 202, "message": message}, 202)
+
+    async def _detail(self, request):
+        job = self.jobs.get(request.path_params["name"])
+        return _no_job(request) if job is None else JSONResponse(job.detail())
+
+    async def _config(self, request):
+        job = self.jobs.get(request.path_params["name"])
+        # As OpenPAI does: JSON text, labelled YAML.
+        return (
+            _no_job(request)
+            if job is None
+            else PlainTextResponse(json.dumps(without_secrets(job.protocol)), media_type="text/yaml")
+        )
+
+    async def _execute(self, request):
+        job = self.jobs.get(request.path_params["name"])
+        if job is None:
+            return _no_job(request)
+        if job.user != USER:
+            return _error(403, "ForbiddenUserError", f"User {USER} is not allowed to do this operation.")
+        job.execution_type = (await request.json())["value"]
+        if job.state in _LIVE:
+            job.state = "STOPPING"
+            if not self._signal(job, signal.SIGTERM):
+                job.end("STOPPED")
+        return JSONResponse({"status": 202, "message": f"Execute job {job.name} successfully."}, 202)
+
+    async def _storages(self, request):
+        return JSONResponse({"storages": [{"name": STORAGE, "share": True, "default": True}]})
+
+    async def _virtual_clusters(self, request):
+        return JSONResponse({VIRTUAL_CLUSTER: {"capacity": 100}})
+
+    async def _log_locations(self, request):
+        job = self.jobs.get(request.path_params["name"])
+        if job is None:
+            return _no_job(request)
+        if job.state == "WAITING":
+            return _error(404, "NoTaskLogError", "Log of task is not found.")
+        names = [*job.logs, "all"]
+        return JSONResponse(
+            {
+                "locations": [
+                    {"name": name, "uri": f"/log-manager/{job.name}/{name}?token=t"} for name in names
+                ]
+            }
+        )
+
+    async def _log(self, request):
+        job = self.jobs[f"{USER}~{request.path_params['name']}"]
+        stream = request.path_params["stream"]
+        written = {name: text + self._written(job, name) for name, text in job.logs.items()}
+        content = b"".join(written.values()) if stream == "all" else written[stream]
+        since = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        if since and since >= len(content):
+            return PlainTextResponse("", 416)
+        return Response(content[since:], 206 if since else 200, media_type="text/plain")
+
+    # ---- jobs as processes
+
+    def _run(self, job: FakeJob):
+        roles = render(job.protocol).roles
+        job.state = "RUNNING"
+        shared = {
+            "PAI_JOB_NAME": f"{job.user}~{job.name}",
+            "PAI_USER_NAME": job.user,
+            "PAI_TASK_ROLE_LIST": ",".join(each.role.name for each in roles),
+            **{f"PAI_TASK_ROLE_TASK_COUNT_{each.role.name}": str(each.role.instances) for each in roles},
+        }
+        for each in roles:
+            for index in range(each.role.instances):
+                folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+                (folder / "user.sh").write_text(each.scripts.user)
+                own = {
+                    "PAI_CURRENT_TASK_ROLE_NAME": each.role.name,
+                    "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(index),
+                }
+                with open(folder / "stdout", "wb") as stdout, open(folder / "stderr", "wb") as stderr:
+                    process = subprocess.Popen(
+                        ["bash", str(folder / "user.sh")],
+                        cwd=folder,
+                        env=without_settings(os.environ) | shared | own,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        start_new_session=True,
+                    )
+                job.processes.append(process)
+                job.files.append(folder)
+        threading.Thread(target=self._wait, args=(job,), daemon=True).start()
+
+    def _wait(self, job: FakeJob):
+        codes = [process.wait() for process in job.processes]
+        stopped = job.execution_type == "STOP"
+        code = max(codes, key=abs)
+        job.end("STOPPED" if stopped else "FAILED" if code else "SUCCEEDED", None if stopped else code)
+
+    def _written(self, job: FakeJob, stream: str) -> bytes:
+        return b"".join((folder / stream).read_bytes() for folder in job.files)
+
+    def _signal(self, job: FakeJob, number: int) -> bool:
+        for process in job.processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+        return bool(job.processes)
+
+
+def _error(status, code, message):
+    return JSONResponse({"code": code, "message": message}, status)
+
+
+def _no_job(request):
+    return _error(404, "NoJobError", f"Job {request.path_params['name']} is not found.")
