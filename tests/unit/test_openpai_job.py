@@ -1,0 +1,308 @@
+"""The job that an experiment's trials become on OpenPAI: what it says, and that every command survives it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openpai_jobs import REMOVED, a_job, text_of
+
+from nni_manager.config.model import PaiConfig
+from nni_manager.domain.completion import TaskRole
+from nni_manager.training_services.openpai.export import MASK, without_secrets
+from nni_manager.training_services.openpai.job import (
+    JobTooLarge,
+    job_name,
+    job_prefix,
+    render_command,
+    render_job,
+    render_run_script,
+    template_of,
+)
+from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+from nni_manager.training_services.openpai.protocol import parse
+from nni_manager.training_services.openpai.render import render
+from nni_manager.training_services.openpai.states import PRESENCE, JobState
+from trial_keeper.settings import KeeperSettings
+
+MOUNT = "/mnt/confignfs-data"
+SETTINGS = KeeperSettings(
+    "EXPT", "trial1", f"{MOUNT}/EXPT", "c0ffee", trial_id="trial1", mount=MOUNT, relay_output=True
+)
+STORAGE = {"storages": [{"name": "confignfs-data"}]}
+
+
+def pai(**changed):
+    """A cluster, and jobs that the experiment file describes."""
+    described = {
+        "image": "msranni/nni:latest",
+        "storage_name": "confignfs-data",
+        "virtual_cluster": "default",
+    }
+    resources = {"gpu": 0, "cpu": 1, "memory_mb": 8196}
+    where = {"host": "h", "user": "u", "token": "t", "password": None, "storage": Path("/s"), "mount": MOUNT}
+    return PaiConfig(**where | described | resources | changed)
+
+
+def with_job_file(job, **changed):
+    """A cluster, and jobs that a job file describes."""
+    nothing = dict.fromkeys(("image", "storage_name", "virtual_cluster", "gpu", "cpu", "memory_mb"))
+    return pai(**nothing | {"job_file": Path("job.yml"), "job_text": text_of(job)} | changed)
+
+
+def rendered(config, keeper=SETTINGS):
+    return parse(render_job(template_of(config), "nni_exp_EXPT_trial_trial1", keeper))
+
+
+def environ_of(script, folder):
+    """The keeper's variables as run.sh sees them when bash runs the script of a task."""
+    run = folder / "run.sh"
+    run.write_text('env -0 > "${BASH_SOURCE[0]%/*}/environ"\n')
+    done = subprocess.run(
+        ["bash"],
+        input=script.encode(),
+        capture_output=True,
+        timeout=20,
+        env={"PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    entries = (folder / "environ").read_bytes().split(b"\0")
+    pairs = (entry.decode().partition("=") for entry in entries if entry.startswith(b"TRIAL_KEEPER_"))
+    return {name: value for name, _, value in pairs}
+
+
+# ---- the job
+
+
+def test_the_job_of_a_trial_is_the_one_that_nni_makes():
+    job = rendered(pai())
+    assert job.name == "nni_exp_EXPT_trial_trial1"
+    assert (job.virtual_cluster, job.job_retry_count, job.gang_allocation) == ("default", 0, True)
+    (role,) = job.task_roles
+    assert (role.name, role.instances) == ("taskrole", 1)
+    assert (role.completion.min_failed, role.completion.min_succeeded) == (1, -1)
+    assert (role.resources.gpu, role.resources.cpu, role.resources.memory_mb) == (0, 1, 8196)
+    assert job.prerequisite(role.docker_image).uri == "msranni/nni:latest"
+    assert [storage.mount_path for storage in job.storages] == [MOUNT]
+    assert job.extras["submitFrom"] == "submit-job-v2"
+
+
+@pytest.mark.parametrize(
+    ("mount", "storage"),
+    [
+        (MOUNT, {"name": "confignfs-data"}),
+        (f"{MOUNT}/teams/a", {"name": "confignfs-data"}),
+        ("/data", {"name": "confignfs-data", "mountPath": "/data"}),
+    ],
+)
+def test_the_storage_is_mounted_where_the_experiment_file_says(mount, storage):
+    assert template_of(pai(mount=mount)).values["extras"]["storages"] == [storage]
+
+
+def test_jobs_are_named_as_nni_names_them():
+    assert job_name("EXPT", "aB3dE") == "nni_exp_EXPT_trial_aB3dE"
+    assert job_name("EXPT", "env-12") == "nni_exp_EXPT_env_12"
+    assert job_name("EXPT", "env-12").startswith(job_prefix("EXPT"))
+
+
+def test_the_token_is_a_secret_of_the_job_and_nowhere_else():
+    text = render_job(template_of(pai()), "name", SETTINGS)
+    assert text.count("c0ffee") == 1
+    # OpenPAI masks by lines: from this one up to the next that begins with a word.
+    (line,) = [line for line in text.splitlines() if line.startswith("secrets:")]
+    assert line == "secrets:"
+    assert "c0ffee" not in without_secrets(parse(text))
+    assert MASK in without_secrets(parse(text))
+
+
+def test_the_same_input_gives_the_same_text():
+    assert render_job(template_of(pai()), "n", SETTINGS) == render_job(template_of(pai()), "n", SETTINGS)
+
+
+# ---- job files
+
+
+def test_a_job_file_keeps_all_that_nobody_here_knows_and_gets_a_new_name():
+    job = a_job(
+        name="mine",
+        version=1.5,
+        parameters={"lr": 0.1},
+        secrets={"word": "w"},
+        extras={**STORAGE, "com.example.x": {"a": [1, None, "yes"]}, "gangAllocation": False},
+    )
+    values = rendered(with_job_file(job)).document.value
+    assert values["name"] == "nni_exp_EXPT_trial_trial1"
+    assert values["extras"] == job["extras"]
+    assert (values["version"], values["parameters"]) == (1.5, {"lr": 0.1})
+    assert values["secrets"] == {"word": "w", "trial_keeper_token": "c0ffee"}
+    assert values["prerequisites"] == job["prerequisites"]
+
+
+def test_every_role_of_a_job_file_has_a_keeper_with_its_own_command(tmp_path):
+    job = a_job(
+        (
+            ("taskRoles", "ps"),
+            {**a_job()["taskRoles"]["worker"], "instances": 1, "commands": ["serve", "it's"]},
+        ),
+        (("taskRoles", "worker", "completion"), {"minSucceededInstances": 2, "minFailedInstances": -1}),
+        extras={"storages": [{"name": "s", "mountPath": str(tmp_path)}]},
+    )
+    config = with_job_file(job, mount=str(tmp_path))
+    keeper = KeeperSettings("EXPT", "trial1", str(tmp_path), "c0ffee", trial_id="trial1", mount=str(tmp_path))
+    roles = {each.role.name: each for each in render(rendered(config, keeper)).roles}
+    told = {name: environ_of(role.scripts.user, tmp_path) for name, role in roles.items()}
+    assert {name: environ["TRIAL_KEEPER_COMMAND"] for name, environ in told.items()} == {
+        "worker": "echo hello",
+        "ps": "serve\nit's",
+    }
+    assert all(environ["TRIAL_KEEPER_TOKEN"] == "c0ffee" for environ in told.values())
+    assert template_of(config).completion.roles == (TaskRole("worker", 2, -1, 2), TaskRole("ps", 1, 1, 1))
+
+
+def test_templates_of_openpai_work_in_the_commands_of_a_job_file(tmp_path):
+    awkward = "a'b\"c $HOME `x` \\ <&>\nEOF"
+    job = a_job(
+        (
+            ("taskRoles", "worker", "commands"),
+            ["train <% $parameters.lr %> '<% $parameters.text %>' <% $secrets.word %>"],
+        ),
+        parameters={"lr": 0.0001, "text": awkward},
+        secrets={"word": "w'o"},
+        extras={"storages": [{"name": "s", "mountPath": str(tmp_path)}]},
+    )
+    keeper = KeeperSettings("EXPT", "t", str(tmp_path), "c0ffee", trial_id="t", mount=str(tmp_path))
+    (role,) = render(rendered(with_job_file(job, mount=str(tmp_path)), keeper)).roles
+    command = environ_of(role.scripts.user, tmp_path)["TRIAL_KEEPER_COMMAND"]
+    assert command == f"train 0.0001 '{awkward}' w'o"
+
+
+def test_a_job_file_that_cannot_run_is_refused_with_its_line():
+    with pytest.raises(ProtocolInvalid, match=r"job\.yml:\d+:\d+: cannot use taskRoles\.worker\.dockerImage"):
+        template_of(with_job_file(a_job((("taskRoles", "worker", "dockerImage"), "none"), extras=STORAGE)))
+
+
+@pytest.mark.parametrize(
+    ("extras", "told"),
+    [
+        (REMOVED, "it mounts no storage"),
+        ({"storages": [{"name": "other"}]}, "it mounts other at /mnt/other, not /mnt/confignfs-data"),
+    ],
+)
+def test_a_job_file_that_does_not_mount_the_workspace_is_refused(extras, told):
+    job = a_job() if extras is REMOVED else a_job(extras=extras)
+    with pytest.raises(ProtocolInvalid, match=f"cannot use extras.storages: {told}.*; write e.g. storages:"):
+        template_of(with_job_file(job))
+
+
+def test_the_experiment_file_fills_in_what_a_job_file_leaves_open_and_says_what_it_does_not():
+    template = template_of(
+        with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
+    )
+    assert (template.storages, template.virtual_cluster) == (("confignfs-data",), "vc1")
+    assert [warning.partition(":")[0] for warning in template.warnings] == [
+        "trial.image has no effect",
+        "trial.cpuNum has no effect",
+    ]
+    own = a_job(defaults={"virtualCluster": "own"}, extras=STORAGE)
+    assert template_of(with_job_file(own, virtual_cluster="vc1")).virtual_cluster == "own"
+
+
+def test_a_job_that_openpai_would_not_take_for_its_size_is_refused_at_once():
+    job = a_job((("taskRoles", "worker", "commands"), ["x" * 100_000]), extras=STORAGE)
+    with pytest.raises(JobTooLarge, match="larger than 96 kB"):
+        template_of(with_job_file(job))
+
+
+# ---- quoting
+
+COMMANDS = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+    | st.sampled_from(list("'\"$`\\\n\r\t !#&;()<>{}[]*?~\x01\x7f")),
+    min_size=1,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(COMMANDS)
+def test_every_command_reaches_the_keeper_as_it_was_written(tmp_path, command):
+    keeper = KeeperSettings("EXPT", "t", str(tmp_path), "c0ffee", mount=str(tmp_path))
+    assert environ_of(render_command(keeper, command), tmp_path)["TRIAL_KEEPER_COMMAND"] == command
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(COMMANDS.filter(lambda text: "<%" not in text and text.strip()))
+def test_every_command_survives_the_job_and_openpais_reading_of_it(tmp_path, command):
+    job = a_job(
+        (("taskRoles", "worker", "commands"), [command]),
+        extras={"storages": [{"name": "s", "mountPath": str(tmp_path)}]},
+    )
+    keeper = KeeperSettings("EXPT", "t", str(tmp_path), "c0ffee", mount=str(tmp_path))
+    (role,) = render(rendered(with_job_file(job, mount=str(tmp_path)), keeper)).roles
+    written = json.loads(text_of(job))["taskRoles"]["worker"]["commands"][0].strip()
+    assert environ_of(role.scripts.user, tmp_path)["TRIAL_KEEPER_COMMAND"] == written
+
+
+@pytest.mark.parametrize("mount", ["/mnt/a b", "/mnt/it's", "/mnt/$HOME", '/mnt/"q"'])
+def test_the_path_of_the_workspace_may_hold_anything(tmp_path, mount):
+    folder = tmp_path / mount[1:]
+    folder.mkdir(parents=True)
+    keeper = KeeperSettings("EXPT", "t", str(folder), "c0ffee", trial_id="t", mount=str(folder))
+    assert environ_of(render_command(keeper, None), folder)["TRIAL_KEEPER_WORKSPACE"] == str(folder)
+
+
+# ---- run.sh
+
+
+def run_script(folder, keeper, **environ):
+    """Run run.sh where the keeper is this script; None: there is none."""
+    (folder / "run.sh").write_text(render_run_script())
+    tools = folder / "bin"
+    tools.mkdir()
+    if keeper is not None:
+        (tools / "trial-keeper").write_text(f"#!/bin/bash\n{keeper}\n")
+        (tools / "trial-keeper").chmod(0o755)
+    return subprocess.run(
+        ["/bin/bash", str(folder / "run.sh")],
+        env={"PATH": str(tools), **environ},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+def test_the_keeper_runs_in_the_workspace(tmp_path):
+    done = run_script(tmp_path, "pwd")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [(0, 0), (3, 3), (115, 115), (128, 128), (137, 1), (143, 1), (255, 1)]
+)
+def test_a_code_that_openpai_would_start_the_job_again_for_does_not_leave_the_container(tmp_path, code, told):
+    assert run_script(tmp_path, f"exit {code}").returncode == told
+
+
+def test_a_container_without_a_keeper_says_so_with_the_way_out(tmp_path):
+    done = run_script(tmp_path, None)
+    assert done.returncode == 115
+    assert (
+        "cannot find trial-keeper in this container; add it to the image with images/build.sh" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(("has_mount", "code"), [(False, 105), (True, 101)])
+def test_a_container_without_the_storage_ends_with_the_code_that_says_so(tmp_path, has_mount, code):
+    mount = tmp_path / "mount"
+    if has_mount:
+        mount.mkdir()
+    keeper = KeeperSettings("EXPT", "t", f"{mount}/EXPT", "c0ffee", trial_id="t", mount=str(mount))
+    done = subprocess.run(["bash", "-e", "-c", render_command(keeper, None)], timeout=20, check=False)
+    assert done.returncode == code
+
+
+def test_every_state_says_whether_the_job_is_there():
+    assert set(PRESENCE) == set(JobState)
