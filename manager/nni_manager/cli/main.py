@@ -201,7 +201,7 @@ def create(config_path: Path, port: int | None, debug: bool, foreground: bool) -
     if config.pai is not None:
         from nni_manager.engine.code_snapshot import size_of
 
-        size = size_of(config.code_dir, config.pai.storage)
+        size = size_of(config.code_dir, config.pai.storage, config.secret_files)
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     output.info("Starting restful server...")
     known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug)

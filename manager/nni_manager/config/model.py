@@ -127,6 +127,13 @@ class ExperimentConfig:
     expansions: tuple[Expansion, ...] = ()
     pai: PaiConfig | None = None
 
+    @property
+    def secret_files(self) -> tuple[Path, ...]:
+        """Those files of the experiment that may hold a login or other secrets."""
+        if self.pai is None:
+            return ()
+        return (self.config_path,) if self.pai.job_file is None else (self.config_path, self.pai.job_file)
+
     def to_json(self) -> str:
         """The experiment as JSON text, from which `from_json` makes an equal one."""
         # Shallow, because asdict would deep-copy the search space only to have it dropped.

@@ -74,8 +74,10 @@ class _Entry:
     target: str = ""
 
 
-def take_snapshot(code_dir: Path, workspace: Workspace) -> Snapshot:
+def take_snapshot(code_dir: Path, workspace: Workspace, secret_files: tuple[Path, ...] = ()) -> Snapshot:
     """Pack the code folder into the workspace, unless a snapshot of this content is there already.
+
+    Whoever may read the shared storage may read the snapshot, so `secret_files` are not in it.
 
     A file that changes meanwhile is packed as it is at some moment, or, when it never stands still, as it is read.
 
@@ -83,27 +85,29 @@ def take_snapshot(code_dir: Path, workspace: Workspace) -> Snapshot:
         CodeUnusable: it is too large, cannot be read, or a link or .nniignore in it cannot be used.
         SnapshotNotWritten: the workspace cannot be written.
     """
-    entries, files, size_bytes, left_out = _packable(code_dir, workspace.root)
+    entries, files, size_bytes, left_out = _packable(code_dir, workspace.root, secret_files)
     path = workspace.code_snapshot(_feed(code_dir, entries, lambda *_: None))
     if not path.is_file():
         path = _write(code_dir, entries, workspace)
     return Snapshot(path.name, files, size_bytes, left_out)
 
 
-def size_of(code_dir: Path, storage: Path) -> str:
+def size_of(code_dir: Path, storage: Path, secret_files: tuple[Path, ...] = ()) -> str:
     """What a snapshot of the code folder would hold, in words. `storage` holds workspaces, which are never packed.
 
     Raises:
         CodeUnusable: as for `take_snapshot`.
     """
-    _, files, size_bytes, left_out = _packable(code_dir, storage)
+    _, files, size_bytes, left_out = _packable(code_dir, storage, secret_files)
     without = f", without {len(left_out)} that are no files" if left_out else ""
     return f"{files} files, {_mib(size_bytes)}{without}"
 
 
-def _packable(code_dir: Path, never: Path) -> tuple[list[_Entry], int, int, tuple[str, ...]]:
+def _packable(
+    code_dir: Path, workspace_root: Path, secret_files: tuple[Path, ...]
+) -> tuple[list[_Entry], int, int, tuple[str, ...]]:
     """The members of a snapshot, how many of them are files, their bytes, and what is left out because it is no file."""
-    scan = _Scan(code_dir, never)
+    scan = _Scan(code_dir, workspace_root, secret_files)
     entries = scan.entries()
     files = sum(entry.kind != tarfile.DIRTYPE for entry in entries)
     size_bytes = sum(entry.size_bytes for entry in entries)
@@ -118,8 +122,11 @@ def _packable(code_dir: Path, never: Path) -> tuple[list[_Entry], int, int, tupl
 class _Scan:
     """Walks a code folder."""
 
-    def __init__(self, code_dir: Path, workspace_root: Path) -> None:
+    def __init__(self, code_dir: Path, workspace_root: Path, secret_files: tuple[Path, ...]) -> None:
         self._code_dir = code_dir
+        self._secret_files = {
+            (status.st_dev, status.st_ino) for status in map(os.stat, filter(os.path.exists, secret_files))
+        }
         self._workspace_root = workspace_root
         self._entries: list[_Entry] = []
         self._unreadable: list[str] = []
@@ -215,6 +222,8 @@ class _Scan:
             self._look_at_file(source, path, status)
 
     def _look_at_file(self, source: str, path: str, status: os.stat_result) -> None:
+        if (status.st_dev, status.st_ino) in self._secret_files:
+            return
         if not stat.S_ISREG(status.st_mode):
             self.left_out.append(path)
         elif not os.access(source, os.R_OK):

@@ -135,7 +135,9 @@ class Engine:
             CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
         """
         if self._service.uses_snapshot:
-            snapshot = await asyncio.to_thread(take_snapshot, self.config.code_dir, self.folder.workspace)
+            snapshot = await asyncio.to_thread(
+                take_snapshot, self.config.code_dir, self.folder.workspace, self.config.secret_files
+            )
             log.info("codeDir %s: %s", self.config.code_dir, snapshot)
             if snapshot.left_out:
                 log.warning(

@@ -1,0 +1,254 @@
+"""Whole experiments with the real nnictl on a server of ours that runs jobs as OpenPAI would, each task with a real keeper."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_pai import USER, FakePai
+
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.workspace import Workspace
+
+BIN = Path(sys.executable).parent
+TRAIN = """\
+import os
+import helper
+import nni_sdk
+print("in", os.getcwd(), "of process", os.environ["PAI_JOB_NAME"])
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(x / 2)
+nni_sdk.report_final_result(x)
+"""
+
+
+@pytest.fixture
+def server():
+    server = FakePai(run_jobs=True)
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def place(tmp_path, server):
+    """A home with an experiment for the server, whose storage is a folder of this machine at its own path."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    storage = tmp_path / "storage"
+    storage.mkdir(mode=0o755)
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "helper.py").write_text("")
+    (folder / "big.bin").write_bytes(bytes(1000))
+    (folder / ".nniignore").write_text("*.bin\n")
+    (folder / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+    (folder / "config.yml").write_text(
+        f"""\
+authorName: ada
+experimentName: on openpai
+trialConcurrency: 2
+maxTrialNum: 3
+trainingServicePlatform: pai
+searchSpacePath: search_space.json
+logDir: ../experiments
+useAnnotation: false
+tuner: {{builtinTunerName: Random, classArgs: {{optimize_mode: maximize}}}}
+trial:
+  command: python3 train.py
+  codeDir: .
+  gpuNum: 0
+  cpuNum: 1
+  memoryMB: 512
+  image: anything
+  nniManagerNFSMountPath: {storage}
+  containerNFSMountPath: {storage}
+  paiStorageConfigName: confignfs-data
+paiConfig:
+  userName: {USER}
+  token: token-of-the-profile-page
+  host: {server.host}
+"""
+    )
+    return folder
+
+
+@pytest.fixture
+def nnictl(place):
+    """Runs nnictl to its end, for a user whose files nobody else may read by default."""
+
+    def run(*arguments, replace=()):
+        config = place / "config.yml"
+        for old, new in dict(replace).items():
+            assert old in config.read_text()
+            config.write_text(config.read_text().replace(old, new))
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("NNI_")}
+        return subprocess.run(
+            ["bash", "-c", 'umask 077; exec "$@"', "bash", str(BIN / "nnictl"), *arguments],
+            cwd=place,
+            env=outside | {"HOME": str(place.parent), "XDG_STATE_HOME": str(place.parent / "state")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def workspace_of(place, done):
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    return Workspace(place.parent / "storage" / experiment_id)
+
+
+def trials_of(workspace):
+    return sorted(path.name for path in workspace.trials.iterdir())
+
+
+def output_of(workspace, trial_id, task="taskrole-0"):
+    return workspace.attempt(AttemptKey(trial_id, 0, task)).stream(Stream.STDOUT).read_text()
+
+
+def test_an_experiment_runs_one_job_per_trial_and_leaves_what_other_users_may_read(nnictl, place, server):
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"pack codeDir \S+ for the containers: 4 files, 0\.0 MiB", done.stdout)
+    workspace = workspace_of(place, done)
+    experiment_id = workspace.root.name
+    trials = trials_of(workspace)
+    assert sorted(server.jobs) == sorted(f"{USER}~nni_exp_{experiment_id}_trial_{trial}" for trial in trials)
+    assert len(trials) == 3
+    assert {job.state for job in server.jobs.values()} == {"SUCCEEDED"}
+    for trial in trials:
+        code = workspace.attempt(AttemptKey(trial, 0, "taskrole-0")).code
+        assert f"in {code} of process {USER}~nni_exp_{experiment_id}_trial_{trial}" in output_of(
+            workspace, trial
+        )
+        assert not (code / "big.bin").exists()
+        assert not (code / "config.yml").exists(), "it holds the login"
+        # The keeper repeats it, for the portal.
+        job = server.jobs[f"{USER}~nni_exp_{experiment_id}_trial_{trial}"]
+        assert f"in {code} of process".encode() in server._written(job, "stdout")
+    modes = {
+        path: stat.S_IMODE(path.stat().st_mode)
+        for path in (workspace.trials, workspace.trial(trials[0]).attempts)
+    }
+    assert set(modes.values()) == {0o1777}
+    for path in (
+        workspace.run_sh,
+        workspace.manager_json,
+        workspace.trial(trials[0]).trial_json,
+        *workspace.sdk.rglob("*.py"),
+    ):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444, path
+    private = place.parent / "experiments" / experiment_id
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert (private / "workspace").readlink() == workspace.root
+    everything = b"".join(path.read_bytes() for path in workspace.root.rglob("*") if path.is_file())
+    for job in server.jobs.values():
+        assert job.protocol.secrets["trial_keeper_token"].encode() not in everything
+    assert b"token-of-the-profile-page" not in everything
+    log = (private / "log" / "nnimanager.log").read_text()
+    assert "token-of-the-profile-page" not in log
+    assert nnictl("log", "trial", experiment_id, "--trial-id", trials[0]).stdout == output_of(
+        workspace, trials[0]
+    )
+
+
+def test_reused_jobs_run_many_trials(nnictl, place, server):
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={"maxTrialNum: 3": "maxTrialNum: 8", "paiConfig:": "paiConfig:\n  reuse: true"},
+    )
+    assert done.returncode == 0, done.stderr
+    workspace = workspace_of(place, done)
+    names = {f"{USER}~nni_exp_{workspace.root.name}_env_{number}" for number in (0, 1)}
+    assert set(server.jobs) == names
+    trials = trials_of(workspace)
+    assert len(trials) == 8
+    told = [output_of(workspace, trial).split()[-1] for trial in trials]
+    assert set(told) <= names
+
+
+def test_every_role_of_a_job_file_runs_its_own_command_beside_the_others(nnictl, place, server):
+    storage = place.parent / "storage"
+    (place / "job.yml").write_text(
+        f"""\
+protocolVersion: 2
+name: team
+type: job
+prerequisites: [{{type: dockerimage, name: i, uri: anything}}]
+parameters: {{greeting: "it's fine"}}
+secrets: {{word: s3cret}}
+taskRoles:
+  ps:
+    dockerImage: i
+    resourcePerInstance: {{gpu: 0, cpu: 1, memoryMB: 512}}
+    completion: {{minFailedInstances: 1, minSucceededInstances: -1}}
+    commands:
+      - echo "<% $parameters.greeting %>, <% $secrets.word %>"
+      - cat helper.py
+  worker:
+    dockerImage: i
+    resourcePerInstance: {{gpu: 0, cpu: 1, memoryMB: 512}}
+    completion: {{minFailedInstances: 1, minSucceededInstances: -1}}
+    commands: [python3 train.py]
+extras:
+  storages: [{{name: confignfs-data, mountPath: {storage}}}]
+"""
+    )
+    lines = "  command: python3 train.py\n", "  gpuNum: 0\n", "  cpuNum: 1\n", "  memoryMB: 512\n"
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={
+            "maxTrialNum: 3": "maxTrialNum: 1",
+            "  image: anything\n": "  paiConfigPath: job.yml\n",
+            **dict.fromkeys(lines, ""),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    workspace = workspace_of(place, done)
+    (trial,) = trials_of(workspace)
+    assert output_of(workspace, trial, "ps-0") == "it's fine, s3cret\n"
+    assert output_of(workspace, trial, "worker-0").startswith("in ")
+    (job,) = server.jobs.values()
+    assert job.protocol.extras["storages"] == [{"name": "confignfs-data", "mountPath": str(storage)}]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "confignfs-data\n",
+            "none\n",
+            "there is no storage 'none' that ada may use; correct it in config.yml (known: conf",
+        ),
+        (
+            "  image: a",
+            "  virtualCluster: none\n  image: a",
+            "there is no virtual cluster 'none' that ada may use; correct",
+        ),
+        (
+            "token: token-",
+            "token: no-token-",
+            "Your token is invalid; get a new token on your profile page there",
+        ),
+        (
+            "host: 127.0.0.1",
+            "host: http://",
+            "as the host of OpenPAI: it is no address; write e.g. openpai.example.com",
+        ),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_said_before_anything_is_made(
+    nnictl, place, server, old, new, told
+):
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={old: new})
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert not (place.parent / "experiments").exists()
+    assert list((place.parent / "storage").iterdir()) == []
+    assert not server.jobs
