@@ -1,0 +1,386 @@
+"""nnictl openpai: jobs on any OpenPAI, whoever made them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.errors import TryAgain, UserMistake
+
+if TYPE_CHECKING:
+    from nni_manager.training_services.openpai.render import RenderedJob
+    from nni_manager.training_services.openpai.rest import JobDetail, OpenPai
+
+# OpenPAI's log manager gives up 1 MB/s, and its REST server takes 600 calls a minute.
+_FOLLOW_EVERY_S = 2.0
+# What a log of a task that has just been started needs to come into being.
+_LOG_WITHIN_S = 60.0
+_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+
+_Command = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Access:
+    """Which cluster a command line means; what is not given is None."""
+
+    host: str | None
+    user: str | None
+    token: str | None
+    config: Path | None
+
+    def cluster(self) -> OpenPai:
+        """The cluster: of the options, of the experiment file, of the environment, in this order.
+
+        Raises:
+            UserMistake: nothing says which.
+            ConfigInvalid: the experiment file cannot be used.
+        """
+        from nni_manager.training_services.openpai.rest import OpenPai, Patience
+
+        patience = Patience(tries=3)
+        if self.config is not None:
+            from nni_manager import services
+            from nni_manager.config.reader import read_experiment_file
+
+            pai = read_experiment_file(self.config).pai
+            if pai is None:
+                raise UserMistake(
+                    f"cannot use --config {self.config}: the experiment does not run on OpenPAI; give --host, --user and --token"
+                )
+            meant = dataclasses.replace(
+                pai, host=self.host or pai.host, user=self.user or pai.user, token=self.token or pai.token
+            )
+            return services.open_cluster(meant, patience)
+        host = self.host or os.environ.get("OPENPAI_HOST")
+        user = self.user or os.environ.get("OPENPAI_USER")
+        token = self.token or os.environ.get("OPENPAI_TOKEN")
+        password = None if token else os.environ.get("OPENPAI_PASSWORD")
+        if host is None or user is None or (token or password) is None:
+            raise UserMistake(
+                "cannot tell which OpenPAI is meant, and as whom; give --config with an experiment file, or set OPENPAI_HOST, "
+                "OPENPAI_USER and OPENPAI_TOKEN (or give --host, --user and --token)"
+            )
+        return OpenPai(host, user, token=token, password=password, patience=patience)
+
+
+def _on_a_cluster(command: _Command) -> _Command:
+    """Options that say which cluster is meant; the command gets an `Access`."""
+
+    @functools.wraps(command)
+    def with_access(
+        host: str | None, user: str | None, token: str | None, config: Path | None, **rest: Any
+    ) -> Any:
+        return command(Access(host, user, token, config), **rest)
+
+    made: _Command = with_access
+    for option in (
+        click.option("--token", metavar="TOKEN", help="Your token there; rather set OPENPAI_TOKEN, which other users cannot see."),
+        click.option("--user", metavar="USER", help="Your account there, or OPENPAI_USER."),
+        click.option("--host", metavar="HOST", help="The cluster, or OPENPAI_HOST."),
+        click.option(
+            "--config", "-c", metavar="FILE", type=click.Path(path_type=Path), help="An experiment file that names them."
+        ),
+    ):  # fmt: skip
+        made = option(made)
+    return made
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_job = click.argument("job", metavar="JOB")
+_file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+
+
+def _example(*lines: str) -> str:
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+# ---- jobs in
+
+
+@click.command(epilog=_example("nnictl openpai submit job.yml --config config.yml"))
+@_on_a_cluster
+@_file
+@_json
+def submit(access: Access, file: Path, as_json: bool) -> None:
+    """Hand in a job file."""
+    text = file.read_text("utf-8-sig")
+    job = _checked(text, str(file))
+    cluster = access.cluster()
+    cluster.submit(text)
+    name = job.protocol.name
+    if as_json:
+        output.print_json({"name": name, "user": cluster.user, "warnings": _warnings(job)})
+        return
+    for warning in _warnings(job):
+        output.warning(warning)
+    output.info(f"OpenPAI has taken job {name}; `nnictl openpai show {name}` shows how it is")
+
+
+@click.command(epilog=_example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
+@_file
+@_json
+def validate(file: Path, as_json: bool) -> int:
+    """Check a job file as OpenPAI would, and more; needs no cluster. The exit code is 1 when it cannot run."""
+    from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+
+    text = file.read_text("utf-8-sig")
+    if not as_json:
+        job = _checked(text, str(file))
+        for warning in _warnings(job):
+            output.warning(warning)
+        roles = ", ".join(f"{each.role.name} × {each.role.instances}" for each in job.roles)
+        output.info(f"{file} can run: job {job.protocol.name}, {roles}")
+        return 0
+    try:
+        found, kind = _checked(text, str(file)).warnings, "warning"
+    except ProtocolInvalid as error:
+        found, kind = error.mistakes, "mistake"
+    output.print_json(
+        [
+            {"kind": kind, "line": each.line, "column": each.column, "key": each.key, "message": each.message}
+            for each in found
+        ]
+    )
+    return 1 if kind == "mistake" else 0
+
+
+def _checked(text: str, file: str) -> RenderedJob:
+    from nni_manager.training_services.openpai.protocol import parse
+    from nni_manager.training_services.openpai.render import render
+
+    return render(parse(text, file))
+
+
+def _warnings(job: RenderedJob) -> list[str]:
+    return [str(warning) for warning in job.warnings]
+
+
+# ---- jobs seen
+
+
+@click.command(
+    "jobs",
+    epilog=_example("nnictl openpai jobs --state RUNNING,WAITING", "nnictl openpai jobs --keyword nni_exp"),
+)
+@_on_a_cluster
+@click.option("--state", "states", metavar="STATES", default="", help="Only these, with commas between them.")
+@click.option("--keyword", metavar="TEXT", default="", help="Only those whose name holds it.")
+@click.option("--all-users", is_flag=True, help="Also those of other users.")
+@click.option("--head", type=click.IntRange(1), metavar="N", help="Only the newest N.")
+@_json
+def list_jobs(
+    access: Access, states: str, keyword: str, all_users: bool, head: int | None, as_json: bool
+) -> None:
+    """List jobs, newest first."""
+    from nni_manager.training_services.openpai.states import JobState
+
+    known = [state.value for state in JobState]
+    wanted = [word.strip().upper() for word in states.split(",") if word.strip()]
+    unknown = [word for word in wanted if word not in known]
+    if unknown:
+        raise UserMistake(f"cannot use --state {unknown[0]}: there is no such state; use {', '.join(known)}")
+    cluster = access.cluster()
+    rows = cluster.jobs(
+        keyword=keyword, states=[JobState(word) for word in wanted], user=None if all_users else ""
+    )[:head]
+    if as_json:
+        output.print_json([row.document for row in rows])
+        return
+    if not rows:
+        output.info(f"There is no such job at {cluster.address}")
+        return
+    headings = ["job", "user", "state", "submitted", "took", "virtual cluster", "retries"]
+    cells = [
+        [
+            row.name,
+            row.user,
+            str(row.document.get("state", "")),
+            output.moment(row.document.get("submissionTime")),
+            _took(row.document),
+            str(row.document.get("virtualCluster", "")),
+            str(row.document.get("retries", "")),
+        ]
+        for row in rows
+    ]
+    output.console().print(output.table(headings, cells))
+
+
+@click.command(epilog=_example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
+@_on_a_cluster
+@_job
+@_json
+def show(access: Access, job: str, as_json: bool) -> None:
+    """Show a job: its state, why it ended, its tasks."""
+    detail = access.cluster().job(job)
+    if as_json:
+        output.print_json(detail.document)
+        return
+    status = detail.document.get("jobStatus") or {}
+    lines = {
+        "job": f"{detail.user}~{detail.name}",
+        "state": str(status.get("state", "")),
+        "virtual cluster": str(status.get("virtualCluster", "")),
+        "submitted": output.moment(status.get("submissionTime")),
+        "took": _took(status),
+        "exit code": "" if detail.exit_code is None else str(detail.exit_code),
+        "reason": detail.reason,
+    }
+    width = max(map(len, lines)) + 2
+    for name, value in lines.items():
+        if value:
+            output.plain(f"{name:<{width}}{value}")
+    cells = [
+        [
+            f"{role}-{task.get('taskIndex')}",
+            str(task.get("taskState", "")),
+            str(task.get("containerIp") or ""),
+            "" if task.get("containerExitCode") is None else str(task["containerExitCode"]),
+            str(task.get("retries", "")),
+        ]
+        for role, task in _tasks(detail)
+    ]
+    if cells:
+        output.plain()
+        output.console().print(output.table(["task", "state", "address", "exit code", "retries"], cells))
+
+
+@click.command(epilog=_example("nnictl openpai export train --config config.yml --output job.yml"))
+@_on_a_cluster
+@_job
+@click.option(
+    "--output", "-o", "target", metavar="FILE", type=click.Path(path_type=Path), help="Write it there."
+)
+def export(access: Access, job: str, target: Path | None) -> None:
+    """Print a job as a job file. Its secrets are masked: write your own in before it is handed in again."""
+    text = access.cluster().config(job)
+    if target is None:
+        output.plain(text.rstrip("\n"))
+        return
+    if target.exists():
+        raise UserMistake(f"cannot write {target}: it is there already; name another file, or remove it")
+    target.write_text(text)
+    output.info(f"wrote {target}")
+
+
+# ---- jobs stopped
+
+
+@click.command(epilog=_example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
+@_on_a_cluster
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+def stop(access: Access, jobs: Sequence[str]) -> None:
+    """Stop jobs. Their containers are killed 30 s later, if they have not ended by then."""
+    cluster = access.cluster()
+    for job in jobs:
+        cluster.stop(job)
+        output.info(f"Stopping job {job}; `nnictl openpai show {job}` shows when it has ended")
+
+
+# ---- logs
+
+
+@click.command(
+    epilog=_example(
+        "nnictl openpai logs train", "nnictl openpai logs train --task worker-1 --stream stderr -f"
+    )
+)
+@_on_a_cluster
+@_job
+@click.option("--task", metavar="ROLE-N", help="Which task; the first one unless given.")
+@click.option(
+    "--stream",
+    metavar="NAME",
+    default="all",
+    show_default=True,
+    help="stdout, stderr, all, or what else there is.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Print on, until the job ends.")
+def logs(access: Access, job: str, task: str | None, stream: str, follow: bool) -> None:
+    """Print what a task of a job wrote."""
+    cluster = access.cluster()
+    for piece in _log_pieces(cluster, job, task, stream, follow):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
+
+
+def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follow: bool) -> Iterator[bytes]:
+    """The log from its beginning, as it grows. An attempt that replaces another begins anew."""
+    from nni_manager.training_services.openpai.rest import JobUnknown, RequestRefused
+
+    seen: tuple[int, int] | None = None
+    printed, gives_up_at_s = 0, time.monotonic() + _LOG_WITHIN_S
+    while True:
+        detail = cluster.job(job)
+        is_over = detail.document.get("jobStatus", {}).get("state") in _ENDED
+        try:
+            role, index, attempt = _task(detail, task)
+            if seen != (detail.attempt, attempt):
+                seen, printed = (detail.attempt, attempt), 0
+            locations = cluster.log_locations(job, detail.attempt, role, index, attempt)
+            if stream not in locations:
+                raise UserMistake(
+                    f"cannot show {stream} of {role}-{index}: there is no such log; use {', '.join(locations) or 'another task'}"
+                )
+            piece = cluster.log(locations[stream], printed)
+            printed += len(piece)
+            gives_up_at_s = float("inf")
+            yield piece
+        except (JobUnknown, RequestRefused, _NotYet) as error:
+            if is_over or not follow or time.monotonic() > gives_up_at_s:
+                raise UserMistake(str(error)) from error
+        except TryAgain as error:
+            if not follow:
+                raise
+            output.warning(str(error))
+        if is_over or not follow:
+            return
+        time.sleep(_FOLLOW_EVERY_S)
+
+
+class _NotYet(UserMistake):
+    """cannot show a log yet: the job has no tasks; wait until it runs"""
+
+
+def _task(detail: JobDetail, wanted: str | None) -> tuple[str, int, int]:
+    """Role, index and attempt of the task that is meant."""
+    tasks = {
+        f"{role}-{task.get('taskIndex')}": (
+            role,
+            int(task.get("taskIndex") or 0),
+            int(task.get("attemptId") or 0),
+        )
+        for role, task in _tasks(detail)
+    }
+    if not tasks:
+        raise _NotYet(f"cannot show a log of job {detail.name} yet: it has no tasks; wait until it runs")
+    if wanted is None:
+        return next(iter(tasks.values()))
+    if wanted not in tasks:
+        raise UserMistake(f"cannot find task {wanted!r} of job {detail.name}; use one of {', '.join(tasks)}")
+    return tasks[wanted]
+
+
+def _tasks(detail: JobDetail) -> Iterator[tuple[str, dict[str, Any]]]:
+    for role, value in (detail.document.get("taskRoles") or {}).items():
+        for task in value.get("taskStatuses") or []:
+            yield role, task
+
+
+def _took(document: Any) -> str:
+    begun, ended = document.get("launchedTime") or document.get("createdTime"), document.get("completedTime")
+    if begun is None:
+        return ""
+    return output.duration((ended or time.time() * 1000) / 1000 - begun / 1000)
+
+
+COMMANDS = (submit, validate, list_jobs, show, export, stop, logs)
