@@ -4,50 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-from nni_manager.local_openpai.core.exits import ExitSpec
-from nni_manager.local_openpai.core.states import ExecutionType, State, SubState
+from nni_manager.local_openpai.core.exits import Exit
+from nni_manager.local_openpai.core.policies import RetryCounts, Trigger
+from nni_manager.local_openpai.core.queue import ResourceCounts
+from nni_manager.local_openpai.core.states import EventType, ExecutionType, State, SubState
 
-
-@dataclass(frozen=True, slots=True)
-class RetryCounts:
-    """Retries by who caused them. Those of `user` alone count against the job's limit."""
-
-    user: int = 0
-    platform: int = 0
-    resource: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.user + self.platform + self.resource
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How an attempt of a job or of a task ended.
-
-    `container_exit_code` is None where no container ran to an end; `origin_user_exit_code` is what the user's commands ended
-    with, before OpenPAI's table (128 + n for signal n; None where they did not run). `diagnostics` is for people;
-    `matched_log` is the line of the log that chose the code.
-    """
-
-    code: int
-    spec: ExitSpec
-    container_exit_code: int | None = None
-    origin_user_exit_code: int | None = None
-    diagnostics: str = ""
-    matched_log: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """Why an attempt of a job is over, and the task that made it so. Role and index are None where no single task did."""
-
-    message: str
-    role: str | None = None
-    index: int | None = None
+__all__ = [
+    "AttemptSummary",
+    "EventType",
+    "ExecutionType",
+    "Exit",
+    "JobDetail",
+    "JobEvent",
+    "JobSummary",
+    "LogFile",
+    "LogPiece",
+    "ResourceCounts",
+    "RetryCounts",
+    "State",
+    "StorageView",
+    "SubState",
+    "TaskAttempt",
+    "TaskDetail",
+    "TaskRoleDetail",
+    "Trigger",
+    "VirtualClusterView",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +45,6 @@ class AttemptSummary:
     completed_at_s: float | None
     exit: Exit | None
     trigger: Trigger | None
-    retry_at_s: float | None
-    """When the next attempt begins, if it has to wait for that; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +62,6 @@ class JobSummary:
     execution_type: ExecutionType
     tags: tuple[str, ...]
     retries: RetryCounts
-    retry_at_s: float | None
     submitted_at_s: float
     created_at_s: float
     launched_at_s: float | None
@@ -151,13 +131,6 @@ class JobDetail:
     task_roles: tuple[TaskRoleDetail, ...]
 
 
-class EventType(Enum):
-    """Whether an event is in the order of things."""
-
-    NORMAL = "Normal"
-    WARNING = "Warning"
-
-
 @dataclass(frozen=True, slots=True)
 class JobEvent:
     """Something that happened to a job, or to a task of it (then role, index and container are there)."""
@@ -188,15 +161,6 @@ class LogPiece:
     data: bytes
     offset: int
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceCounts:
-    """CPUs, megabytes of memory and GPUs."""
-
-    cpu: int
-    memory_mb: int
-    gpu: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from nni_manager.local_openpai.jobs import ResourceCounts
@@ -16,13 +15,6 @@ LOG_FILE_BYTES = 256 * 2**20
 OLD_LOG_FILES = 2
 # A port conflict or a SIGKILL from outside is retried without counting; the original does so for ever.
 MOST_PLATFORM_RETRIES = 10
-
-
-class Sandbox(Enum):
-    """What a task runs in."""
-
-    PROCESS = "process"
-    PODMAN = "podman"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +45,11 @@ class ClusterSettings:
     virtual_clusters: dict[str, ResourceCounts] = field(default_factory=lambda: {"default": this_machine()})
     storages: tuple[StorageSettings, ...] = ()
     grace_s: float = GRACE_S
-    sandbox: Sandbox = Sandbox.PROCESS
     host_ip: str = "127.0.0.1"
     notification_url: str | None = None
     notification_file: Path | None = None
     log_file_bytes: int = LOG_FILE_BYTES
     old_log_files: int = OLD_LOG_FILES
     most_platform_retries: int = MOST_PLATFORM_RETRIES
-    # FrameworkController draws from this range when resources were in conflict.
-    conflict_delay_s: tuple[float, float] = (60.0, 900.0)
     first_port: int = 15000
     end_port: int = 40000

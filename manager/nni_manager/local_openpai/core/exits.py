@@ -18,6 +18,7 @@ from enum import Enum
 STOPPED_BY_USER = -210
 STOPPED_BY_COMPLETION = -220
 """The job was decided while this task still ran."""
+STOPPED = frozenset({STOPPED_BY_USER, STOPPED_BY_COMPLETION})
 NOT_CREATED = -120
 NODE_LOST = -1001
 KILLED = 137
@@ -149,6 +150,27 @@ def exit_spec(code: int) -> ExitSpec:
         return known
     other = EXIT_SPECS[_UNDEFINED_POSITIVE if code > 0 else _UNDEFINED_NEGATIVE]
     return replace(other, code=code)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an attempt of a job or of a task ended.
+
+    `container_exit_code` is None where no container ran to an end; `origin_user_exit_code` is what the user's commands ended
+    with, before OpenPAI's table (128 + n for signal n; None where they did not run). `diagnostics` is for people;
+    `matched_log` is the text of the log that chose the code.
+    """
+
+    code: int
+    container_exit_code: int | None = None
+    origin_user_exit_code: int | None = None
+    diagnostics: str = ""
+    matched_log: str | None = None
+
+    @property
+    def spec(self) -> ExitSpec:
+        """What the code means."""
+        return exit_spec(self.code)
 
 
 @dataclass(frozen=True, slots=True)
