@@ -5,17 +5,20 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.model import ExperimentConfig, PaiConfig
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserMistake
+from nni_manager.local_openpai import service as local_openpai
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.training_services.local.client import LocalTrainingService
 from nni_manager.training_services.openpai.client import OpenPaiService
-from nni_manager.training_services.openpai.job import template_of
+from nni_manager.training_services.openpai.job import JobTemplate, template_of
+from nni_manager.training_services.openpai.protocol import Storage
 from nni_manager.training_services.openpai.rest import OpenPai, Patience
 
 _LOOPBACK = "127."
@@ -35,7 +38,8 @@ def make_service(
     pai = config.pai
     if pai is None:
         return lambda on_job_ended: LocalTrainingService(config, folder.workspace, folder.jobs, on_job_ended)
-    template, cluster = template_of(pai), open_cluster(_with_todays_login(config, pai))
+    template = template_of(pai)
+    cluster = open_cluster(_with_todays_login(config, pai), template)
     return lambda on_job_ended: OpenPaiService(
         cluster,
         template,
@@ -46,14 +50,75 @@ def make_service(
     )
 
 
-def open_cluster(pai: PaiConfig, patience: Patience | None = None) -> OpenPai:
-    """The cluster that an experiment file names.
+def open_cluster(
+    pai: PaiConfig, template: JobTemplate | None = None, patience: Patience | None = None
+) -> OpenPai:
+    """The cluster that an experiment file names. `template`: what runs there, so that this machine's own is fit for it.
 
     Raises:
-        UserMistake: it names none.
-        TryAgain: the cluster of this machine does not start now.
+        UserMistake: it names none, or that of this machine cannot be had.
     """
+    if pai.is_local:
+        return _cluster_of_this_machine(pai, template, patience)
     return OpenPai(pai.host, pai.user, token=pai.token, password=pai.password, patience=patience)
+
+
+def _cluster_of_this_machine(
+    pai: PaiConfig, template: JobTemplate | None, patience: Patience | None
+) -> OpenPai:
+    """The cluster that this machine brings along, begun if it does not run, with the storage that jobs ask for.
+
+    Raises:
+        UserMistake: it cannot be started, or has another folder as that storage.
+    """
+    state = local_openpai.StateFolder.of_user()
+    known = local_openpai.running(state)
+    last = known.process if known else state.process()
+    storages = dict(last.options.storages) if last else {}
+    wanted = None if template is None else template.storage_at(pai.mount)
+    if wanted is not None and wanted.name not in storages:
+        # To begin again with one more storage disturbs no job: those that run go on.
+        local_openpai.stop(state)
+        known = local_openpai.start(state, storages={**storages, wanted.name: str(_shown_at(pai, wanted))})
+    service = known or local_openpai.start(state)
+    found = service.process.options.storages
+    if wanted is not None and not _is_same(Path(found[wanted.name]), _shown_at(pai, wanted)):
+        raise UserMistake(
+            f"cannot use trial.nniManagerNFSMountPath {pai.storage}: the OpenPAI of this machine has {found[wanted.name]} as its "
+            f"storage {wanted.name}; write that path, or give your folder another name in paiStorageConfigName and "
+            "containerNFSMountPath"
+        )
+    return _entered(service, patience)
+
+
+def _entered(service: local_openpai.Service, patience: Patience | None) -> OpenPai:
+    access = service.credentials
+    return OpenPai(service.process.address, access.user, token=access.token, patience=patience)
+
+
+def _shown_at(pai: PaiConfig, storage: Storage) -> Path:
+    """The folder that has to be the storage, for containers to see `pai.storage` at `pai.mount`."""
+    below = PurePosixPath(pai.mount).relative_to(storage.mount_path).parts
+    if pai.storage.parts[len(pai.storage.parts) - len(below) :] != below:
+        raise UserMistake(
+            f"cannot use trial.containerNFSMountPath {pai.mount} with nniManagerNFSMountPath {pai.storage}: they must end alike "
+            f"below {storage.mount_path}; write containerNFSMountPath: {storage.mount_path}"
+        )
+    return pai.storage.parents[len(below) - 1] if below else pai.storage
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def running_here(patience: Patience | None = None) -> OpenPai | None:
+    """The cluster that this machine brings along, if it runs.
+
+    Raises:
+        UserMistake: nobody can tell.
+    """
+    service = local_openpai.running(local_openpai.StateFolder.of_user())
+    return None if service is None else _entered(service, patience)
 
 
 def address_for_keepers(config: ExperimentConfig) -> str:

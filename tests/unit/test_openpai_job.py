@@ -22,7 +22,7 @@ from nni_manager.training_services.openpai.job import (
     template_of,
 )
 from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
-from nni_manager.training_services.openpai.protocol import parse
+from nni_manager.training_services.openpai.protocol import Storage, parse
 from nni_manager.training_services.openpai.render import render
 from nni_manager.training_services.openpai.states import PRESENCE, JobState
 from trial_keeper.settings import KeeperSettings
@@ -201,7 +201,7 @@ def test_the_experiment_file_fills_in_what_a_job_file_leaves_open_and_says_what_
     template = template_of(
         with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
     )
-    assert (template.storages, template.virtual_cluster) == (("confignfs-data",), "vc1")
+    assert (template.storages, template.virtual_cluster) == ((Storage("confignfs-data", MOUNT),), "vc1")
     assert [warning.partition(":")[0] for warning in template.warnings] == [
         "trial.image has no effect",
         "trial.cpuNum has no effect",

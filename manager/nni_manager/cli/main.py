@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import output
+from nni_manager.cli import openpai_jobs, output
 from nni_manager.cli.client import api_url
 from nni_manager.cli.experiments import (
     KnownExperiment,
@@ -25,6 +25,7 @@ from nni_manager.cli.experiments import (
     spoilt_lines,
     stored_status,
 )
+from nni_manager.cli.openpai import openpai
 from nni_manager.errors import NniManagerError, UserMistake
 from trial_keeper import __version__
 
@@ -165,6 +166,11 @@ def cli() -> None:
       nnictl create --config config.yml --foreground
     """
     return
+
+
+cli.add_command(openpai)
+for _command in openpai_jobs.COMMANDS:
+    openpai.add_command(_command)
 
 
 # ---- create, resume, stop, top

@@ -39,12 +39,13 @@ class Access:
     config: Path | None
 
     def cluster(self) -> OpenPai:
-        """The cluster: of the options, of the experiment file, of the environment, in this order.
+        """The cluster: of the options, of the experiment file, of the environment, of this machine, in this order.
 
         Raises:
             UserMistake: nothing says which.
             ConfigInvalid: the experiment file cannot be used.
         """
+        from nni_manager.config.model import LOCAL_HOST
         from nni_manager.training_services.openpai.rest import OpenPai, Patience
 
         patience = Patience(tries=3)
@@ -60,15 +61,21 @@ class Access:
             meant = dataclasses.replace(
                 pai, host=self.host or pai.host, user=self.user or pai.user, token=self.token or pai.token
             )
-            return services.open_cluster(meant, patience)
+            return services.open_cluster(meant, patience=patience)
         host = self.host or os.environ.get("OPENPAI_HOST")
+        if host is None or host.lower() == LOCAL_HOST:
+            from nni_manager import services
+
+            here = services.running_here(patience)
+            if here is not None:
+                return here
         user = self.user or os.environ.get("OPENPAI_USER")
         token = self.token or os.environ.get("OPENPAI_TOKEN")
         password = None if token else os.environ.get("OPENPAI_PASSWORD")
         if host is None or user is None or (token or password) is None:
             raise UserMistake(
                 "cannot tell which OpenPAI is meant, and as whom; give --config with an experiment file, or set OPENPAI_HOST, "
-                "OPENPAI_USER and OPENPAI_TOKEN (or give --host, --user and --token)"
+                "OPENPAI_USER and OPENPAI_TOKEN (or give --host, --user and --token), or start one here: `nnictl openpai start`"
             )
         return OpenPai(host, user, token=token, password=password, patience=patience)
 
@@ -84,7 +91,7 @@ def _on_a_cluster(command: _Command) -> _Command:
 
     made: _Command = with_access
     for option in (
-        click.option("--token", metavar="TOKEN", help="Your token there; rather set OPENPAI_TOKEN, which other users cannot see."),
+        click.option("--token", metavar="TOKEN", help="Your token there; OPENPAI_TOKEN is better, which other users cannot see."),
         click.option("--user", metavar="USER", help="Your account there, or OPENPAI_USER."),
         click.option("--host", metavar="HOST", help="The cluster, or OPENPAI_HOST."),
         click.option(

@@ -119,15 +119,18 @@ def check_cluster(config: ExperimentConfig) -> list[str]:
 
     assert config.pai is not None
     template = template_of(config.pai)
-    cluster = services.open_cluster(config.pai, Patience(tries=2))
-    wanted = {"storage": template.storages, "virtual cluster": (template.virtual_cluster,)}
+    cluster = services.open_cluster(config.pai, template, Patience(tries=2))
+    wanted = {
+        "storage": tuple(storage.name for storage in template.storages),
+        "virtual cluster": (template.virtual_cluster,),
+    }
     there = {"storage": cluster.storages(), "virtual cluster": cluster.virtual_clusters()}
     for what, names in wanted.items():
         for name in names:
             if name not in there[what]:
                 known = ", ".join(there[what]) or "none"
                 raise ClusterUnfit(
-                    f"cannot run jobs on OpenPAI at {cluster.address}: there is no {what} {name!r} that {config.pai.user} may "
+                    f"cannot run jobs on OpenPAI at {cluster.address}: there is no {what} {name!r} that {cluster.user} may "
                     f"use; correct it in {config.config_path.name} (known: {known})"
                 )
     return list(template.warnings)

@@ -63,9 +63,15 @@ class JobTemplate:
     values: Mapping[str, Any]
     has_own_commands: bool
     completion: Completion
-    storages: tuple[str, ...]
+    storages: tuple[Storage, ...]
     virtual_cluster: str
     warnings: tuple[str, ...] = ()
+
+    def storage_at(self, mount: str) -> Storage | None:
+        """The storage that containers see at this path or above it; None if only the cluster knows."""
+        path = PurePosixPath(mount)
+        seen = {PurePosixPath(storage.mount_path): storage for storage in self.storages}
+        return next((seen[each] for each in (path, *path.parents) if each in seen), None)
 
 
 def template_of(pai: PaiConfig) -> JobTemplate:
@@ -162,8 +168,7 @@ exit "$code"
 
 def _template(values: Mapping[str, Any], *, has_own_commands: bool) -> JobTemplate:
     job = of_values({"name": "job", **values})
-    names = tuple(storage.name for storage in job.storages or ())
-    return JobTemplate(values, has_own_commands, _completion(job), names, job.virtual_cluster)
+    return JobTemplate(values, has_own_commands, _completion(job), job.storages or (), job.virtual_cluster)
 
 
 def _values_of(pai: PaiConfig) -> dict[str, Any]:
