@@ -153,6 +153,8 @@ class Runner:
             await asyncio.wait(set(self._tasks))
         for container in self._containers.values():
             self._unwatch(container)
+            if container.child is not None:
+                container.child.returncode = 0  # it is left to run, not forgotten
         self._containers.clear()
         self._threads.shutdown()
 
@@ -204,16 +206,24 @@ class Runner:
             "mounts": self._mounts(plan),
         }
         (folder / supervisor.SPEC).write_text(json.dumps(spec), encoding="utf-8")
-        with (folder / "supervisor.stderr").open("ab") as last_words:
-            return subprocess.Popen(
+        last_words = folder / "supervisor.stderr"
+        with last_words.open("ab") as stderr:
+            child = subprocess.Popen(
                 [sys.executable, "-I", "-S", supervisor.__file__, str(folder)],
                 cwd=folder,
                 env={**inherited(os.environ), CONTAINER_ID: effect.task.container_id},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=last_words,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
                 start_new_session=True,
             )
+        assert child.stdout is not None
+        with child.stdout as said:
+            has_begun = said.read(1) != b""
+        if not has_begun:
+            child.wait()
+            raise OSError(last_words.read_text(encoding="utf-8", errors="replace").strip()[-_LAST_BYTES:])
+        return child
 
     def _mounts(self, plan: JobPlan) -> list[dict[str, Any]]:
         storages = {storage.name: storage for storage in self._settings.storages}

@@ -9,6 +9,8 @@ cluster that started it. Between the two there are only files of the container's
 | process.json | supervisor | which process this is; made once, so that whoever makes it in its stead keeps it from starting |
 | exit.json | supervisor | how it ended, when nothing of the container is left |
 
+When it has begun it writes one byte to its stdout.
+
 Theory of operation. Each script leads a session of its own; this process adopts orphans, so that all they start stays below it,
 and when the last script has ended everything below is killed. SIGTERM goes to the script's process group, SIGKILL after a grace
 to everything; a second SIGTERM ends the grace. Output comes through pipes, so that secrets can be taken out of it and files
@@ -529,7 +531,13 @@ def main(folder: Path) -> None:
     if not claim(folder, identity):
         return
     adopt_orphans()
-    Supervisor(folder).run()
+    supervisor = Supervisor(folder)
+    # From here on a cluster can find it again, and stop it.
+    os.write(1, b"!")
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    supervisor.run()
 
 
 if __name__ == "__main__":
