@@ -71,6 +71,12 @@ def _cluster_of_this_machine(
     Raises:
         UserMistake: it cannot be started, or has another folder as that storage.
     """
+    try:
+        pai.storage.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserMistake(
+            f"cannot make trial.nniManagerNFSMountPath {pai.storage}: {error.strerror}; name a folder that can be made"
+        ) from error
     state = local_openpai.StateFolder.of_user()
     known = local_openpai.running(state)
     last = known.process if known else state.process()

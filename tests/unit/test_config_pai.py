@@ -122,13 +122,14 @@ def test_the_page_as_it_stands_gets_every_mistake_with_its_way_out(mistakes, mon
     assert [line[: len(start)] for line, start in zip(lines, told, strict=True)] == told
 
 
-def test_the_cluster_of_this_machine_needs_no_account(write):
+def test_the_cluster_of_this_machine_needs_no_account_and_its_storage_is_made_for_it(write):
     config = read_experiment_file(
         write(
             {
                 "host: 10.1.1.1": "host: local",
                 "  token: s3cret\n": "",
                 "userName: ada": "userName: your_pai_user",
+                "MountPath: storage": "MountPath: not/yet",
             }
         )
     )

@@ -157,7 +157,13 @@ class _Reading:
         self._refuse_placeholders(trial, cluster)
         self._refuse_login(cluster)
         storage = self._absolute("trial.nniManagerNFSMountPath", trial.get("nniManagerNFSMountPath"))
-        if storage is not None and not (storage.is_dir() and os.access(storage, os.W_OK | os.X_OK)):
+        # The cluster of this machine has its storage made for it.
+        is_to_be_made = _is_local(cluster) and storage is not None and not storage.exists()
+        if (
+            storage is not None
+            and not is_to_be_made
+            and not (storage.is_dir() and os.access(storage, os.W_OK | os.X_OK))
+        ):
             what = (
                 f"there is no folder {storage}"
                 if not storage.is_dir()
