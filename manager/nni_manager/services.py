@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -79,13 +80,13 @@ def _cluster_of_this_machine(
         ) from error
     state = local_openpai.StateFolder.of_user()
     known = local_openpai.running(state)
-    last = known.process if known else state.process()
-    storages = dict(last.options.storages) if last else {}
+    options = known.process.options if known else local_openpai.last_options(state)
     wanted = None if template is None else template.storage_at(pai.mount)
-    if wanted is not None and wanted.name not in storages:
+    if wanted is not None and wanted.name not in options.storages:
         # To begin again with one more storage disturbs no job: those that run go on.
         local_openpai.stop(state)
-        known = local_openpai.start(state, storages={**storages, wanted.name: str(_shown_at(pai, wanted))})
+        storages = {**options.storages, wanted.name: str(_shown_at(pai, wanted))}
+        known = local_openpai.start(state, replace(options, storages=storages))
     service = known or local_openpai.start(state)
     found = service.process.options.storages
     if wanted is not None and not _is_same(Path(found[wanted.name]), _shown_at(pai, wanted)):

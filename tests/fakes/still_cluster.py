@@ -6,7 +6,6 @@ import time
 
 from nni_manager.local_openpai import errors
 from nni_manager.local_openpai.cluster import TAIL_BYTES, Cluster
-from nni_manager.local_openpai.core.exits import exit_spec
 from nni_manager.local_openpai.core.states import ExecutionType, State, SubState
 from nni_manager.local_openpai.jobs import (
     AttemptSummary,
@@ -44,7 +43,6 @@ def a_summary(**changes):
         "execution_type": ExecutionType.START,
         "tags": (),
         "retries": RetryCounts(),
-        "retry_at_s": None,
         "submitted_at_s": 1.0,
         "created_at_s": 1.5,
         "launched_at_s": None,
@@ -62,14 +60,14 @@ def a_summary(**changes):
 
 def a_failed_job(**changes):
     """All there is to tell of a job that failed."""
-    end = Exit(255, exit_spec(255), 255, 3, "the commands ended with 3", "Traceback")
+    end = Exit(255, 255, 3, "the commands ended with 3", "Traceback")
     times = {"created_at_s": 1.5, "launched_at_s": 2.0, "completed_at_s": 3.25}
     job = a_summary(
         state=State.FAILED, sub_state=SubState.COMPLETED, exit_code=255, tags=("a",), **times, **changes
     )
     message = "FailedTaskCount 1 has reached MinFailedTaskCount 1 in the TaskRole"
     attempt = AttemptSummary(
-        0, State.FAILED, SubState.COMPLETED, 1.5, 2.0, 3.25, end, Trigger(message, "worker1", 0), None
+        0, State.FAILED, SubState.COMPLETED, 1.5, 2.0, 3.25, end, Trigger(message, "worker1", 0)
     )
     over = (State.FAILED, SubState.COMPLETED)
     ports = {"ssh": (26055,), "nni": (1, 2)}
@@ -110,7 +108,7 @@ class StillCluster(Cluster):
                 f"cannot find virtual cluster {job.virtual_cluster}; use default"
             )
         summary = a_summary(user=user, name=job.name, submitted_at_s=time.time())
-        attempt = AttemptSummary(0, State.WAITING, summary.sub_state, 1.0, None, None, None, None, None)
+        attempt = AttemptSummary(0, State.WAITING, summary.sub_state, 1.0, None, None, None, None)
         self.details[user, job.name] = JobDetail(summary, attempt, ())
         self.texts[user, job.name] = without_secrets(job)
         return job.name

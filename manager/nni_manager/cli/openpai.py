@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nni_manager.cli import output
-from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service, StateFolder
@@ -35,28 +35,6 @@ _state_dir = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-class _Storage(click.ParamType[Any]):
-    """NAME=PATH of a folder that is there, or PATH alone."""
-
-    name = "[NAME=]DIR"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Name and absolute path."""
-        from nni_manager.local_openpai.service import DEFAULT_STORAGE
-
-        name, equals, path = str(value).partition("=")
-        if not equals:
-            name, path = DEFAULT_STORAGE, str(value)
-        folder = Path(path).expanduser().absolute()
-        if not folder.is_dir():
-            raise UserMistake(
-                f"cannot use --storage {value}: there is no folder {folder}; make it, or name another"
-            )
-        return name, str(folder)
-
-
 @openpai.command(
     epilog="\b\nExample:\n  nnictl openpai start\n  nnictl openpai start --port 9999 --storage /mnt/team --storage data=/srv/data"
 )
@@ -64,18 +42,23 @@ class _Storage(click.ParamType[Any]):
     "--port", "-p", type=click.IntRange(1, 65535), metavar="N", help="Port of the API.  [default: 9186]"
 )
 @click.option(
-    "--storage", "storages", type=_Storage(), multiple=True,
-    help="A folder that jobs find as storage NAME (confignfs-data), below /mnt. Can be given several times.",
+    "--storage", "storages", metavar="[NAME=]DIR", multiple=True,
+    help="A folder that jobs find as storage NAME (confignfs-data), below /mnt. Several are possible.",
 )  # fmt: skip
 @click.option(
-    "--sandbox", type=click.Choice(["process", "podman"]), help="What runs a task.  [default: process]"
-)
+    "--virtual-cluster", "virtual_clusters", metavar="NAME=CPUS,MB,GPUS", multiple=True,
+    help="What jobs of it may use together. Several are possible.  [default: default, with what this machine has]",
+)  # fmt: skip
+@click.option("--notification-url", metavar="URL", help="Where changes of jobs are posted.")
+@click.option("--notification-file", metavar="FILE", help="Where changes of jobs are appended.")
 @_state_dir
 @_json
 def start(
     port: int | None,
-    storages: tuple[tuple[str, str], ...],
-    sandbox: str | None,
+    storages: tuple[str, ...],
+    virtual_clusters: tuple[str, ...],
+    notification_url: str | None,
+    notification_file: str | None,
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
@@ -84,20 +67,24 @@ def start(
     What is not given is as it was the last time. If it runs already, that is printed.
     """
     from nni_manager.local_openpai import service
+    from nni_manager.local_openpai.options import absolute, storage_of, virtual_cluster_of
 
+    changes: dict[str, Any] = {
+        "port": port,
+        "storages": dict(map(storage_of, storages)),
+        "virtual_clusters": dict(map(virtual_cluster_of, virtual_clusters)),
+        "notification_url": notification_url,
+        "notification_file": notification_file and absolute(notification_file),
+    }
     state = _state(state_dir)
     found = service.running(state)
+    options = found.process.options if found else service.last_options(state)
+    wanted = dataclasses.replace(options, **{name: value for name, value in changes.items() if value})
     if found is None:
-        begun = service.start(state, port, dict(storages) or None, sandbox)
-        _show(begun, as_json, "Started OpenPAI on this machine")
+        _show(service.start(state, wanted), as_json, "Started OpenPAI on this machine")
         return
-    options = found.process.options
-    asked = {"--port": (port, options.port), "--sandbox": (sandbox, options.sandbox)}
-    other = [name for name, (wanted, actual) in asked.items() if wanted not in (None, actual)]
-    if storages and dict(storages) != dict(options.storages):
-        other.append("--storage")
-    for name in other:
-        output.warning(f"{name} has no effect: it runs already; `nnictl openpai stop-service` first")
+    if wanted != options:
+        output.warning("options have no effect: it runs already; `nnictl openpai stop-service` first")
     _show(found, as_json, "OpenPAI runs on this machine already")
 
 
@@ -153,7 +140,6 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
                 "user": credentials.user,
                 "token": credentials.token,
                 "storages": dict(storages),
-                "sandbox": process.options.sandbox,
                 "stateDir": str(service.state.path),
                 "pid": process.pid,
             }

@@ -18,20 +18,17 @@ from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.local_openpai.accounts import Accounts, new_user
 from nni_manager.local_openpai.api import Api
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.refusals import Refused
-from nni_manager.local_openpai.service import (
+from nni_manager.local_openpai.options import (
     DEFAULT_PORT,
     DEFAULT_STORAGE,
-    HOST,
-    Credentials,
     Options,
-    ServiceProcess,
-    StateFolder,
-    write_private,
+    absolute,
+    storage_of,
+    virtual_cluster_of,
 )
-from nni_manager.local_openpai.settings import ClusterSettings, Sandbox, StorageSettings, this_machine
+from nni_manager.local_openpai.refusals import Refused
+from nni_manager.local_openpai.service import HOST, Credentials, ServiceProcess, StateFolder, write_private
 from nni_manager.serving import OWN_NAMES, HttpServer, listen
-from nni_manager.training_services.local.gpus import gpus_of_this_machine
 from trial_keeper import __version__
 
 log = logging.getLogger("nni_manager.local_openpai")
@@ -47,38 +44,39 @@ def main() -> int:
     parser.add_argument("--host", default=HOST, help="where to listen")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
     parser.add_argument(
-        "--storage", type=_storage, action="append", metavar="NAME=PATH", help="a folder that jobs can mount"
+        "--storage", action="append", default=[], metavar="[NAME=]DIR", help="a folder that jobs can mount"
     )
-    parser.add_argument("--sandbox", choices=[each.value for each in Sandbox], default=Sandbox.PROCESS.value)
+    parser.add_argument(
+        "--virtual-cluster", action="append", default=[], metavar="NAME=CPUS,MEMORY_MB,GPUS",
+        help="what jobs of it may use together",
+    )  # fmt: skip
+    parser.add_argument("--notification-url", metavar="URL", help="where changes of jobs are posted")
+    parser.add_argument("--notification-file", metavar="FILE", help="where changes of jobs are appended")
     arguments = parser.parse_args()
     state = StateFolder(arguments.state_dir.absolute())
     try:
         state.make()
         with state.owned():
             _log_to(state.log)
-            storages = dict(arguments.storage or [(DEFAULT_STORAGE, str(_made(state.storage)))])
-            options = Options(arguments.port, storages, arguments.sandbox)
-            asyncio.run(_serve(state, arguments.host, options))
+            asyncio.run(_serve(state, arguments.host, _options(arguments, state)))
     except (NniManagerError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-def _storage(text: str) -> tuple[str, str]:
-    name, equals, path = text.partition("=")
-    if not equals or not re.fullmatch("[A-Za-z0-9_.-]+", name):
-        raise argparse.ArgumentTypeError(f"cannot use {text}: write NAME=PATH")
-    if not Path(path).is_dir():
-        raise argparse.ArgumentTypeError(
-            f"cannot use {path}: there is no such folder; make it, or name another"
-        )
-    return name, str(Path(path).absolute())
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return folder
+def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
+    storages = dict(map(storage_of, arguments.storage))
+    if not storages:
+        state.storage.mkdir(exist_ok=True)
+        storages = {DEFAULT_STORAGE: str(state.storage)}
+    return Options(
+        arguments.port,
+        storages,
+        dict(map(virtual_cluster_of, arguments.virtual_cluster)),
+        arguments.notification_url,
+        None if arguments.notification_file is None else absolute(arguments.notification_file),
+    )
 
 
 async def _serve(state: StateFolder, host: str, options: Options) -> None:
@@ -86,14 +84,7 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)
     listener = listen(host, options.port, "choose another port with --port N")
-    cluster = Cluster(
-        ClusterSettings(
-            state_dir=state.cluster,
-            virtual_clusters={"default": this_machine(len(gpus_of_this_machine()))},
-            storages=tuple(StorageSettings(name, Path(path)) for name, path in options.storages.items()),
-            sandbox=Sandbox(options.sandbox),
-        )
-    )
+    cluster = Cluster(options.settings(state.cluster))
     process = ServiceProcess(os.getpid(), host, __version__, options)
     api = Api(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
     web = HttpServer(api.app(OWN_NAMES if host == HOST else ["*"]))

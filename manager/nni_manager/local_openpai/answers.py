@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nni_manager.local_openpai.core.exits import ExitSpec
+from nni_manager.local_openpai.core.queue import summed
 from nni_manager.local_openpai.jobs import (
     AttemptSummary,
     Exit,
@@ -130,22 +131,13 @@ def virtual_cluster(view: VirtualClusterView, total: ResourceCounts) -> Document
 def node(views: Iterable[VirtualClusterView]) -> Document:
     """The one machine, as a list of nodes tells of it."""
     views = list(views)
-    free = {"cpu": 0, "memory": 0, "gpu": 0}
-    for view in views:
-        free["cpu"] += view.capacity.cpu - view.used.cpu
-        free["memory"] += view.capacity.memory_mb - view.used.memory_mb
-        free["gpu"] += view.capacity.gpu - view.used.gpu
-    return {NODE_NAME: {"total": _resources(total_of(views)), "available": free}}
+    total, used = total_of(views), summed(view.used for view in views)
+    return {NODE_NAME: {"total": _resources(total), "available": _resources(total - used)}}
 
 
 def total_of(views: Iterable[VirtualClusterView]) -> ResourceCounts:
     """What all virtual clusters have together."""
-    capacities = [view.capacity for view in views]
-    return ResourceCounts(
-        cpu=sum(each.cpu for each in capacities),
-        memory_mb=sum(each.memory_mb for each in capacities),
-        gpu=sum(each.gpu for each in capacities),
-    )
+    return summed(view.capacity for view in views)
 
 
 def storage(view: StorageView) -> Document:
@@ -173,7 +165,7 @@ def _progress(job: JobSummary) -> Document:
         "executionType": job.execution_type.value,
         "retries": job.retries.total,
         "retryDetails": _retries(job.retries),
-        "retryDelayTime": _ms(job.retry_at_s),
+        "retryDelayTime": None,
         "submissionTime": _ms(job.submitted_at_s),
         "createdTime": _ms(job.created_at_s),
         "launchedTime": _ms(job.launched_at_s),

@@ -15,25 +15,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
 from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.local_openpai.options import Options
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
 
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
-# That of OpenPAI's REST server.
-DEFAULT_PORT = 9186
-# What NNI's page on OpenPAI calls it; tasks see it below /mnt.
-DEFAULT_STORAGE = "confignfs-data"
-
 _POLL_S = 0.05
 # Python and the libraries need a second; a machine under full load gets patience.
 _READY_WITHIN_S = 30.0
@@ -58,20 +54,6 @@ class ServiceStuck(TryAgain):
 
 class FolderUnusable(UserMistake):
     """cannot use the state directory; name another with --state-dir"""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the service was started with. It is kept, so that it comes back as it was. `storages` are folders by name."""
-
-    port: int = DEFAULT_PORT
-    storages: Mapping[str, str] = field(default_factory=dict)
-    sandbox: str = "process"
-
-    def to_arguments(self) -> list[str]:
-        """The command line that says the same."""
-        storages = [f"--storage={name}={path}" for name, path in self.storages.items()]
-        return [f"--port={self.port}", f"--sandbox={self.sandbox}", *storages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +152,7 @@ class StateFolder:
                     "name a new or an empty folder with --state-dir"
                 )
             self.path.chmod(0o700)
+            self._lock.path.touch(mode=0o600)  # from here on it is known as ours
         except OSError as error:
             raise FolderUnusable(
                 f"cannot use {self.path} as state directory: {error.strerror}; name another with --state-dir"
@@ -199,7 +182,9 @@ class StateFolder:
         """The process that serves, or the last one that did; None before the first was ready."""
         return _read(
             self._process_json,
-            lambda document: ServiceProcess(**{**document, "options": Options(**document["options"])}),
+            lambda document: ServiceProcess(
+                **{**document, "options": Options.from_json(document["options"])}
+            ),
         )
 
     def write_process(self, process: ServiceProcess) -> None:
@@ -291,13 +276,14 @@ def ensure_running(state: StateFolder | None = None) -> Service:
     return running(state) or start(state)
 
 
-def start(
-    state: StateFolder,
-    port: int | None = None,
-    storages: Mapping[str, str] | None = None,
-    sandbox: str | None = None,
-) -> Service:
-    """A service in the background, once it answers. What is None is as it was the last time.
+def last_options(state: StateFolder) -> Options:
+    """What the service was started with the last time."""
+    last = state.process()
+    return last.options if last else Options()
+
+
+def start(state: StateFolder, options: Options | None = None) -> Service:
+    """A service in the background, once it answers; without options it is as it was the last time.
 
     Where somebody else starts one there at the same moment, it is that one.
 
@@ -306,13 +292,7 @@ def start(
         FolderUnusable: its folder cannot be used.
     """
     state.make()
-    last = state.process()
-    before = last.options if last else Options()
-    options = Options(
-        before.port if port is None else port,
-        before.storages if storages is None else storages,
-        before.sandbox if sandbox is None else sandbox,
-    )
+    options = options or last_options(state)
     arguments = ["-m", "nni_manager.local_openpai", f"--state-dir={state.path}", *options.to_arguments()]
     child: subprocess.Popen[bytes] | None = None
     try:
