@@ -14,15 +14,18 @@ from nni_manager.config.model import ExperimentConfig, PaiConfig
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserMistake
 from nni_manager.local_openpai import service as local_openpai
+from nni_manager.local_openpai.runner import mounts_work
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.training_services.local.client import LocalTrainingService
-from nni_manager.training_services.openpai.client import OpenPaiService
+from nni_manager.training_services.openpai.client import POLL_S, OpenPaiService
 from nni_manager.training_services.openpai.job import JobTemplate, template_of
 from nni_manager.training_services.openpai.protocol import Storage
 from nni_manager.training_services.openpai.rest import OpenPai, Patience
 
 _LOOPBACK = "127."
+# The cluster of this machine is asked by few, and sets them no limit.
+_POLL_HERE_S = 1.0
 # Any port: asking which way packets would take sends none.
 _ANY_PORT = 9
 
@@ -39,6 +42,9 @@ def make_service(
     pai = config.pai
     if pai is None:
         return lambda on_job_ended: LocalTrainingService(config, folder.workspace, folder.jobs, on_job_ended)
+    if pai.is_local and not mounts_work():
+        # Tasks of this machine then see the storage where it is.
+        pai = replace(pai, mount=str(pai.storage))
     template = template_of(pai)
     cluster = open_cluster(_with_todays_login(config, pai), template)
     return lambda on_job_ended: OpenPaiService(
@@ -47,6 +53,7 @@ def make_service(
         pai.mount,
         folder.workspace,
         on_job_ended,
+        poll_s=_POLL_HERE_S if pai.is_local else POLL_S,
         python=sys.executable if pai.is_local else None,
     )
 

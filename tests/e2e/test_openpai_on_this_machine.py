@@ -1,0 +1,247 @@
+"""Experiments on the OpenPAI that this machine brings along: nnictl, the service, tasks and keepers, all real."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from real_experiment import wait_until
+
+from nni_manager.local_openpai import service
+from nni_manager.local_openpai.runner import mounts_work
+from nni_manager.store.folders import ExperimentFolder
+
+pytestmark = pytest.mark.timeout(170)
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[2]
+MOUNT = "/mnt/confignfs-data"
+TRAIN = """\
+import os
+import nni_sdk
+print("in", os.getcwd(), flush=True)
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(x / 2)
+nni_sdk.report_final_result(x)
+"""
+# Reports once and then waits for a signal.
+ENDLESS = TRAIN.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
+CONFIG = """\
+authorName: ada
+experimentName: here
+trialConcurrency: 2
+maxTrialNum: 3
+trainingServicePlatform: pai
+searchSpacePath: search_space.json
+logDir: ../experiments
+useAnnotation: false
+tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize}}
+trial:
+  command: python3 train.py
+  codeDir: .
+  gpuNum: 0
+  cpuNum: 1
+  memoryMB: 256
+  image: anything
+  nniManagerNFSMountPath: ../storage
+  containerNFSMountPath: /mnt/confignfs-data
+  paiStorageConfigName: confignfs-data
+paiConfig: {userName: your_pai_user, token: your_pai_token, host: local}
+"""
+
+
+def environ_of(home):
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("NNI_", "TRIAL_", "OPENPAI_"))
+    }
+    return outside | {
+        "HOME": str(home),
+        "XDG_STATE_HOME": str(home / "state"),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def processes_of(home):
+    """The service, managers, keepers and trials of this home, all of which have its name in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home whose OpenPAI runs on a port of its own. Whatever a test starts there ends with it."""
+    (tmp_path / "storage").mkdir()
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text(TRAIN)
+    (work / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+    (work / "config.yml").write_text(CONFIG)
+    for name, value in environ_of(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    start = (
+        "start",
+        f"--port={port}",
+        f"--storage={tmp_path}/storage",
+        "--virtual-cluster=default=16,100000,0",
+    )
+    subprocess.run([BIN / "nnictl", "openpai", *start], check=True, capture_output=True, timeout=60)
+    yield tmp_path
+    service.stop(service.StateFolder.of_user())
+    for process in processes_of(tmp_path):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@pytest.fixture
+def nnictl(home):
+    """Runs nnictl to its end."""
+
+    def run(*arguments, **replaced):
+        for old, new in replaced.get("replace", {}).items():
+            config = home / "work" / "config.yml"
+            assert old in config.read_text()
+            config.write_text(config.read_text().replace(old, new))
+        return subprocess.run(
+            [BIN / "nnictl", *arguments],
+            cwd=home / "work",
+            env=environ_of(home),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def created(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    return experiment_id
+
+
+def jobs(nnictl):
+    listed = json.loads(nnictl("openpai", "jobs", "--json").stdout)
+    return {each["name"]: each["state"] for each in listed}
+
+
+def trials(nnictl, experiment_id):
+    return json.loads(nnictl("trial", "ls", experiment_id, "--json").stdout)
+
+
+@pytest.mark.skipif(
+    not mounts_work(), reason="storages cannot be mounted here: neither root nor user namespaces"
+)
+def test_an_experiment_runs_a_job_per_trial_which_sees_the_storage_at_its_mount(home, nnictl):
+    experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
+    found = trials(nnictl, experiment_id)
+    assert [each["status"] for each in found] == ["SUCCEEDED"] * 3
+    assert jobs(nnictl) == {f"nni_exp_{experiment_id}_trial_{each['id']}": "SUCCEEDED" for each in found}
+    first = found[0]["id"]
+    code = f"{MOUNT}/{experiment_id}/trials/{first}/attempts/0/taskrole-0/code"
+    assert nnictl("log", "trial", experiment_id, "--trial-id", first).stdout == f"in {code}\n"
+    log = nnictl("openpai", "logs", f"nni_exp_{experiment_id}_trial_{first}", "--stream", "stdout").stdout
+    assert log == f"in {code}\n"
+
+
+def test_the_digits_are_read_by_jobs_that_run_many_trials(home, nnictl):
+    folder = home / "work"
+    shutil.copytree(ROOT / "examples" / "digits", folder / "digits")
+    text = (folder / "digits" / "config_openpai.yml").read_text()
+    shorter = text.replace("maxTrialNum: 20", "maxTrialNum: 4").replace(
+        "~/.local/state/trial-keeper/openpai/storage", str(home / "storage")
+    )
+    assert shorter.count(str(home / "storage")) == 1
+    (folder / "digits" / "config_openpai.yml").write_text(shorter)
+    done = nnictl("create", "--config", "digits/config_openpai.yml", "--port", "auto", "--foreground")
+    experiment_id = created(done)
+    found = trials(nnictl, experiment_id)
+    assert [each["status"] for each in found] == ["SUCCEEDED"] * 4
+    assert all(each["value"] is not None for each in found)
+    assert jobs(nnictl) == {f"nni_exp_{experiment_id}_env_{number}": "SUCCEEDED" for number in (0, 1)}
+
+
+def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
+    (home / "work" / "train.py").write_text(ENDLESS)
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 2"}
+    )
+    experiment_id = created(done)
+    folder = ExperimentFolder(home / "experiments" / experiment_id)
+
+    def running():
+        return [each for each in trials(nnictl, experiment_id) if each["state"] == "RUNNING"]
+
+    wait_until(lambda: len(running()) == 2, "both trials run")
+    stopped, other = (each["id"] for each in running())
+    psutil.Process(folder.process().pid).kill()
+    wait_until(lambda: folder.running_process() is None, "the manager is gone")
+    assert set(jobs(nnictl).values()) == {"RUNNING"}
+    assert nnictl("resume", experiment_id, "--port", "auto").returncode == 0
+    assert nnictl("openpai", "stop", f"nni_exp_{experiment_id}_trial_{stopped}").returncode == 0
+
+    def of(trial_id):
+        return next(each for each in trials(nnictl, experiment_id) if each["id"] == trial_id)
+
+    wait_until(
+        lambda: of(stopped)["status"] == "FAILED", "the trial of the job that was stopped there has ended"
+    )
+    assert of(other)["state"] == "RUNNING"
+    assert nnictl("stop", experiment_id).returncode == 0
+    assert of(other)["status"] == "USER_CANCELED"
+    wait_until(lambda: "RUNNING" not in jobs(nnictl).values(), "no job runs")
+    trials_left = [each for each in processes_of(home) if "train.py" in " ".join(each.cmdline())]
+    assert trials_left == []
+
+
+def test_the_keepers_token_is_in_nothing_that_the_cluster_shows(home, nnictl):
+    experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
+    name = next(iter(jobs(nnictl)))
+    shown = [nnictl("openpai", *words, name).stdout for words in (("export",), ("show", "--json"), ("logs",))]
+    from nni_manager.engine.keepers import token_of
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(ExperimentFolder(home / "experiments" / experiment_id).database) as reader:
+        secret = reader.experiment().secret
+    token = token_of(secret, name.rpartition("_")[2])
+    assert all(shown)
+    assert not any(token in text for text in shown)
+    assert "******" in shown[0]
+
+
+def test_another_folder_as_the_same_storage_is_refused_with_the_ways_out(home, nnictl):
+    done = nnictl(
+        "create", "--config", "config.yml", "--port", "auto", replace={"../storage": "../elsewhere"}
+    )
+    assert done.returncode == 1
+    assert (
+        f"has {home}/storage as its storage confignfs-data; write that path, or give your folder another"
+        in done.stderr
+    )
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={"confignfs-data": "elsewhere"},
+    )
+    created(done)
+    assert set(service.running(service.StateFolder.of_user()).process.options.storages) == {
+        "confignfs-data",
+        "elsewhere",
+    }
