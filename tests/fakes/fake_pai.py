@@ -111,12 +111,14 @@ class FakeJob:
 class FakePai:
     """The server. What it was asked is in `asked`, as (verb, path)."""
 
-    def __init__(self, *, run_jobs: bool = False):
+    def __init__(self, *, run_jobs: bool = False, tasks_begin_with: tuple[str, ...] = ()):
+        """`tasks_begin_with`: a command before that of each task, which runs it."""
         self.jobs: dict[str, FakeJob] = {}
         self.asked: list[tuple[str, str]] = []
         self.tokens = {"token-of-the-profile-page"}
         self.logins = 0
         self.run_jobs = run_jobs
+        self.tasks_begin_with = tasks_begin_with
         self.is_hung = threading.Event()
         self._faults: dict[tuple[str, str], deque] = {}
         self._job_was_made = threading.Condition()
@@ -137,6 +139,7 @@ class FakePai:
             ("GET", "/jobs/{name}", self._detail),
             ("GET", "/jobs/{name}/config", self._config),
             ("PUT", "/jobs/{name}/executionType", self._execute),
+            ("PUT", "/jobs/{name}/tag", self._tag),
             ("GET", "/storages", self._storages),
             ("GET", "/virtual-clusters", self._virtual_clusters),
             (
@@ -251,6 +254,7 @@ class FakePai:
             if query.get("keyword", "") in job.name
             and query.get("username", job.user) == job.user
             and (states is None or job.state in states)
+            and ("tagsContain" not in query or set(query["tagsContain"].split(",")) & set(job.tags))
         ]
         offset, limit = int(query.get("offset", 0)), int(query.get("limit", 5000))
         return JSONResponse(rows[offset : offset + limit])
@@ -300,6 +304,13 @@ class FakePai:
             if not self._signal(job, signal.SIGTERM):
                 job.end("STOPPED")
         return JSONResponse({"status": 202, "message": f"Execute job {job.name} successfully."}, 202)
+
+    async def _tag(self, request):
+        job = self.jobs.get(request.path_params["name"])
+        if job is None:
+            return _no_job(request)
+        job.tags.append((await request.json())["value"])
+        return JSONResponse({"status": 200, "message": "Add tag successfully."})
 
     async def _storages(self, request):
         return JSONResponse({"storages": [{"name": STORAGE, "share": True, "default": True}]})
@@ -353,7 +364,7 @@ class FakePai:
                 }
                 with open(folder / "stdout", "wb") as stdout, open(folder / "stderr", "wb") as stderr:
                     process = subprocess.Popen(
-                        ["bash", str(folder / "user.sh")],
+                        [*self.tasks_begin_with, "bash", str(folder / "user.sh")],
                         cwd=folder,
                         env=without_settings(os.environ) | shared | own,
                         stdin=subprocess.DEVNULL,

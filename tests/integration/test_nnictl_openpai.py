@@ -89,6 +89,13 @@ def test_what_programs_read_is_json(nnictl, job_file, server):
     assert json.loads(nnictl("show", "job", "--json")[1])["jobStatus"]["state"] == "SUCCEEDED"
 
 
+def test_jobs_are_found_by_their_tags(nnictl, job_file, server):
+    assert nnictl("submit", job_file("true", name="one"), "--tag", "a", "--tag", "b")[0] == 0
+    assert nnictl("submit", job_file("true", name="other"))[0] == 0
+    assert [each["name"] for each in json.loads(nnictl("jobs", "--tag", "b", "--json")[1])] == ["one"]
+    assert "no tag of OpenPAI holds a comma" in nnictl("jobs", "--tag", "a,b")[2]
+
+
 def test_a_job_that_failed_says_why(nnictl, job_file, server):
     nnictl("submit", job_file("exit 7"))
     ended(server)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -25,9 +26,16 @@ nni_sdk.report_final_result(x)
 """
 
 
+# A user whom nobody knows, who may look at everything here, as one does in an image, and write nowhere.
+NOBODY = (
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"),
+)
+
+
 @pytest.fixture
-def server():
-    server = FakePai(run_jobs=True)
+def server(request):
+    server = FakePai(run_jobs=True, tasks_begin_with=getattr(request, "param", ()))
     server.start()
     yield server
     server.close()
@@ -171,6 +179,23 @@ def test_reused_jobs_run_many_trials(nnictl, place, server):
     assert len(trials) == 8
     told = [output_of(workspace, trial).split()[-1] for trial in trials]
     assert set(told) <= names
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="only root can start processes of another user",
+)
+@pytest.mark.parametrize("server", [NOBODY], indirect=True)
+@pytest.mark.parametrize("reuse", ["true", "false"])
+def test_containers_of_another_user_can_use_the_workspace(nnictl, place, server, reuse):
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={"paiConfig:": f"paiConfig:\n  reuse: {reuse}"},
+    )
+    assert done.returncode == 0, done.stderr
+    workspace = workspace_of(place, done)
+    for trial in trials_of(workspace):
+        assert (workspace.trial(trial).attempts / "0").stat().st_uid == 65534
 
 
 def test_every_role_of_a_job_file_runs_its_own_command_beside_the_others(nnictl, place, server):

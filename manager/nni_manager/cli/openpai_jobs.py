@@ -117,14 +117,20 @@ def _example(*lines: str) -> str:
 @click.command(epilog=_example("nnictl openpai submit job.yml --config config.yml"))
 @_on_a_cluster
 @_file
+@click.option(
+    "--tag", "tags", metavar="TAG", multiple=True, help="A tag for the job. Can be given several times."
+)
 @_json
-def submit(access: Access, file: Path, as_json: bool) -> None:
+def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> None:
     """Hand in a job file."""
+    _refuse_commas(tags)
     text = file.read_text("utf-8-sig")
     job = _checked(text, str(file))
     cluster = access.cluster()
     cluster.submit(text)
     name = job.protocol.name
+    for tag in tags:
+        cluster.tag(name, tag)
     if as_json:
         output.print_json({"name": name, "user": cluster.user, "warnings": _warnings(job)})
         return
@@ -161,6 +167,14 @@ def validate(file: Path, as_json: bool) -> int:
     return 1 if kind == "mistake" else 0
 
 
+def _refuse_commas(tags: Sequence[str]) -> None:
+    for tag in tags:
+        if "," in tag:
+            raise UserMistake(
+                f"cannot use --tag {tag}: no tag of OpenPAI holds a comma; give --tag several times"
+            )
+
+
 def _checked(text: str, file: str) -> RenderedJob:
     from nni_manager.training_services.openpai.protocol import parse
     from nni_manager.training_services.openpai.render import render
@@ -182,11 +196,20 @@ def _warnings(job: RenderedJob) -> list[str]:
 @_on_a_cluster
 @click.option("--state", "states", metavar="STATES", default="", help="Only these, with commas between them.")
 @click.option("--keyword", metavar="TEXT", default="", help="Only those whose name holds it.")
+@click.option(
+    "--tag", "tags", metavar="TAG", multiple=True, help="Only those with this tag, or one of several."
+)
 @click.option("--all-users", is_flag=True, help="Also those of other users.")
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the newest N.")
 @_json
 def list_jobs(
-    access: Access, states: str, keyword: str, all_users: bool, head: int | None, as_json: bool
+    access: Access,
+    states: str,
+    keyword: str,
+    tags: Sequence[str],
+    all_users: bool,
+    head: int | None,
+    as_json: bool,
 ) -> None:
     """List jobs, newest first."""
     from nni_manager.training_services.openpai.states import JobState
@@ -197,8 +220,12 @@ def list_jobs(
     if unknown:
         raise UserMistake(f"cannot use --state {unknown[0]}: there is no such state; use {', '.join(known)}")
     cluster = access.cluster()
+    _refuse_commas(tags)
     rows = cluster.jobs(
-        keyword=keyword, states=[JobState(word) for word in wanted], user=None if all_users else ""
+        keyword=keyword,
+        states=[JobState(word) for word in wanted],
+        tags=tags,
+        user=None if all_users else "",
     )[:head]
     if as_json:
         output.print_json([row.document for row in rows])

@@ -204,9 +204,14 @@ class OpenPai:
                 raise JobExists(str(error)) from error
 
     def jobs(
-        self, *, keyword: str = "", states: Iterable[JobState] = (), user: str | None = ""
+        self,
+        *,
+        keyword: str = "",
+        states: Iterable[JobState] = (),
+        tags: Iterable[str] = (),
+        user: str | None = "",
     ) -> list[JobRow]:
-        """The jobs whose name holds `keyword`, newest first; in these states, or all.
+        """The jobs whose name holds `keyword`, newest first; in these states, or all; with one of these tags, or any.
 
         `user`: whose; empty for those of this one, None for all.
 
@@ -220,6 +225,8 @@ class OpenPai:
             query["keyword"] = keyword
         if words := ",".join(state.value for state in states):
             query["state"] = words
+        if words := ",".join(tags):
+            query["tagsContain"] = words
         rows: dict[tuple[str, str], JobRow] = {}
         while True:
             answer = self._ask("GET", "/jobs", "list jobs", query={**query, "offset": str(len(rows))})
@@ -247,6 +254,14 @@ class OpenPai:
             JobUnknown, NotAllowed, LoginRefused, RequestRefused, ClusterAway
         """
         self._ask("PUT", f"{self._path(name)}/executionType", f"stop job {name}", json_body={"value": "STOP"})
+
+    def tag(self, name: str, tag: str) -> None:
+        """Give a job a tag, which holds no comma; no matter if it has it.
+
+        Raises:
+            JobUnknown, NotAllowed, LoginRefused, RequestRefused, ClusterAway
+        """
+        self._ask("PUT", f"{self._path(name)}/tag", f"tag job {name}", json_body={"value": tag})
 
     def config(self, name: str) -> str:
         """The job as YAML, its secrets masked.
