@@ -15,8 +15,11 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.installed-manager,examples ## run examples/digits to the end on this machine
-	nnictl create --config examples/digits/config.yml --foreground
+demo: .venv/.installed-manager,examples ## run examples/digits to the end on the OpenPAI of this machine
+	@nnictl openpai status >/dev/null && was_running=1 || was_running=; \
+	nnictl create --config examples/digits/config_openpai.yml --foreground && code=0 || code=$$?; \
+	[ "$$was_running" ] || nnictl openpai stop-service; \
+	exit $$code
 
 test: .venv/.installed-test ## run all tests
 	pytest

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from real_experiment import wait_until
 
+from nni_manager.cli.experiments import resolve
 from nni_manager.local_openpai import service
 from nni_manager.local_openpai.runner import mounts_work
 from nni_manager.store.folders import ExperimentFolder
@@ -210,6 +211,32 @@ def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
     wait_until(lambda: "RUNNING" not in jobs(nnictl).values(), "no job runs")
     trials_left = [each for each in processes_of(home) if "train.py" in " ".join(each.cmdline())]
     assert trials_left == []
+
+
+def test_the_cluster_may_be_away_for_a_while(home, nnictl):
+    (home / "work" / "train.py").write_text(
+        TRAIN + "import time\nwhile not os.path.exists('../../../../../../go on'): time.sleep(0.1)\n"
+    )
+    experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto"))
+
+    def told(key):
+        client = resolve(experiment_id).client()
+        return client.get("/summary")[key]
+
+    wait_until(lambda: told("counts")["RUNNING"] == 2, "two trials run")
+    here = service.running(service.StateFolder.of_user())
+    psutil.Process(here.process.pid).kill()
+    wait_until(lambda: "OpenPAI at" in told("problem"), "the manager misses the cluster")
+    assert told("counts")["RUNNING"] == 2
+    (home / "storage" / experiment_id / "go on").touch()
+    wait_until(lambda: told("counts")["SUCCEEDED"] == 2, "both end, without the cluster")
+    # The third waits to be handed in.
+    assert told("counts")["FAILED"] == 0
+    assert nnictl("openpai", "start").returncode == 0
+    wait_until(lambda: told("counts")["SUCCEEDED"] == 3, "the third ran")
+    wait_until(lambda: told("status") == "DONE", "the experiment is done")
+    assert set(jobs(nnictl).values()) == {"SUCCEEDED"}
+    assert nnictl("stop", experiment_id).returncode == 0
 
 
 def test_the_keepers_token_is_in_nothing_that_the_cluster_shows(home, nnictl):

@@ -1,0 +1,94 @@
+"""Which cluster an experiment file means, and where its keepers find the manager."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nni_manager import services
+from nni_manager.config.model import PaiConfig
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.errors import UserMistake
+from nni_manager.training_services.openpai.protocol import Storage
+
+CONFIG = """\
+authorName: ada
+experimentName: x
+trialConcurrency: 1
+trainingServicePlatform: pai
+searchSpacePath: search_space.json
+tuner: {{builtinTunerName: TPE}}
+trial: {{command: "true", codeDir: ., gpuNum: 0, cpuNum: 1, memoryMB: 512, image: i, paiStorageConfigName: s,
+         nniManagerNFSMountPath: ., containerNFSMountPath: /mnt/s}}
+paiConfig: {{userName: ada, token: {token}, host: {host}}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The experiment of a file with this host and token."""
+
+    def read(host="192.0.2.1", token="first"):
+        (tmp_path / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+        (tmp_path / "config.yml").write_text(CONFIG.format(host=host, token=token))
+        return read_experiment_file(tmp_path / "config.yml")
+
+    return read
+
+
+def test_keepers_on_this_machine_come_by_loopback(config):
+    assert services.address_for_keepers(config("local")) == "127.0.0.1"
+    assert services.address_for_keepers(config("127.0.0.1:9186")) == "127.0.0.1"
+    assert services.listens_at("127.0.0.1") == "127.0.0.1"
+
+
+def test_keepers_elsewhere_are_told_the_address_that_the_user_writes(config):
+    experiment = replace(config("127.0.0.1"), nni_manager_ip="192.0.2.7")
+    assert services.address_for_keepers(experiment) == "192.0.2.7"
+    assert services.listens_at("192.0.2.7") == "0.0.0.0"
+
+
+def test_keepers_elsewhere_are_told_the_address_of_this_machine_on_the_way_to_the_cluster(config):
+    try:
+        address = services.address_for_keepers(config("192.0.2.1"))
+    except UserMistake:
+        pytest.skip("this machine has no network")
+    with socket.create_server((address, 0)):
+        pass  # it is one of ours
+
+
+def test_a_cluster_that_no_name_leads_to_is_a_mistake(config):
+    with pytest.raises(
+        UserMistake, match=r"cannot find the way to OpenPAI at no\.such\.host\.invalid: .*; correct"
+    ):
+        services.address_for_keepers(config("no.such.host.invalid"))
+
+
+def test_a_resumed_experiment_logs_in_as_its_file_says_now(config):
+    stored = config()
+    assert config(token="second").config_path == stored.config_path
+    today = services._with_todays_login(stored, stored.pai)
+    assert today.token == "second"
+    config(token="third", host="192.0.2.99")
+    assert services._with_todays_login(stored, stored.pai).token == "first", "it is another cluster's"
+    stored.config_path.unlink()
+    assert services._with_todays_login(stored, stored.pai).token == "first"
+
+
+@pytest.mark.parametrize(
+    ("storage", "mount", "shown"),
+    [("/data", "/mnt/s", "/data"), ("/data/a/b", "/mnt/s/a/b", "/data"), ("/b", "/mnt/s/b", "/")],
+)
+def test_the_local_storage_is_what_lies_above_both_paths(config, storage, mount, shown):
+    pai = replace(config().pai, storage=Path(storage), mount=mount)
+    assert isinstance(pai, PaiConfig)
+    assert services._shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
+
+
+def test_paths_that_cannot_be_one_folder_are_a_mistake(config):
+    pai = replace(config().pai, storage=Path("/data"), mount="/mnt/s/a")
+    with pytest.raises(
+        UserMistake, match="they must end alike below /mnt/s; write containerNFSMountPath: /mnt/s"
+    ):
+        services._shown_at(pai, Storage("s", "/mnt/s"))
