@@ -8,7 +8,7 @@ from fake_pai import USER, FakePai
 from real_experiment import until
 
 from nni_manager.config.model import PaiConfig
-from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.errors import TryAgain
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.openpai import client
 from nni_manager.training_services.openpai.client import OpenPaiService
@@ -108,6 +108,17 @@ def test_a_job_that_fails_brings_its_own_exit_code_and_its_last_words(site):
             "OpenPAI says of job nni_exp_EXPT_trial_trial1: PAIRuntimeUnknownFailed, code 255" in end.message
         )
         assert end.message.endswith("trial-keeper: cannot find the mount")
+
+    run(work())
+
+
+def test_a_container_whose_memory_was_full_ends_its_trial_with_that_reason(site):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings("trial1", "trial1"))
+            site.server.wait_for_job().end("FAILED", -1200)
+            await until(lambda: site.ends, "the end is told")
+        assert site.ends[0].reason is ExitReason.OUT_OF_MEMORY
 
     run(work())
 
@@ -222,12 +233,13 @@ def test_a_job_that_never_came_to_be_can_be_stopped(site):
     run(work())
 
 
-def test_a_job_that_openpai_refuses_is_a_mistake_and_forgotten(site):
+def test_what_openpai_refuses_is_no_end_of_one_trial_since_it_would_be_the_end_of_all(site):
     async def work():
         async with site.manager(virtual_cluster="none") as service:
-            with pytest.raises(UserMistake, match="correct virtualCluster"):
+            with pytest.raises(TryAgain, match="correct virtualCluster"):
                 await service.submit(site.settings("trial1", "trial1"))
-            assert not await service.stop("trial1")
+            assert await service.stop("trial1")
+            await until(lambda: site.ends, "the end is told")
 
     run(work())
 

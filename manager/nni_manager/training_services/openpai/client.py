@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from nni_manager.domain.completion import Completion
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.errors import NniManagerError, TryAgain, UserMistake
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.openpai.job import (
     JobTemplate,
@@ -23,7 +23,7 @@ from nni_manager.training_services.openpai.job import (
     render_run_script,
 )
 from nni_manager.training_services.openpai.rest import JobDetail, JobExists, JobUnknown, OpenPai
-from nni_manager.training_services.openpai.states import LIVE, JobState
+from nni_manager.training_services.openpai.states import LIVE, OUT_OF_MEMORY, JobState
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -41,8 +41,8 @@ _GRACE_S = 20.0
 # Somebody who watches the first trial wants to know by then what it waits for.
 _LONGEST_QUEUE_S = 60.0
 _LOG_TAIL_BYTES = 2000
-# A call that waits for a cluster that is away does not keep others from being made.
-_THREADS = 4
+# Jobs that are handed in at the same time. One that OpenPAI puts off keeps neither others waiting nor the looking.
+_SUBMITTERS = 4
 
 Answer = TypeVar("Answer")
 
@@ -97,7 +97,8 @@ class OpenPaiService(TrainingService):
         self._problem = ""
         self._wake = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="openpai")
+        self._submitters = ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="openpai-submit")
+        self._watcher = ThreadPoolExecutor(1, thread_name_prefix="openpai-watch")
 
     @property
     def run_script(self) -> str:
@@ -138,8 +139,8 @@ class OpenPaiService(TrainingService):
         """Hand the job in.
 
         Raises:
-            UserMistake: OpenPAI will never take it.
-            TryAgain: it may later. The job may be there all the same; handing it in again is harmless.
+            TryAgain: OpenPAI does not take it, for whatever reason: all jobs of an experiment are alike, so that what ends this
+                trial would end every other as well. The job may be there all the same; handing it in again is harmless.
         """
         job_id = settings.job_id
         name = job_name(self._experiment_id, job_id)
@@ -152,20 +153,17 @@ class OpenPaiService(TrainingService):
         )
         job = self._jobs.setdefault(job_id, _Job(job_id, name, time.monotonic()))
         job.is_posting = True
-        is_refused = False
         try:
             # The name is ours alone: a job that has it was handed in by an earlier try.
             with contextlib.suppress(JobExists):
-                await self._call(self._cluster.submit, render_job(self._template, name, seen))
+                text = render_job(self._template, name, seen)
+                await _in_thread(self._submitters, self._cluster.submit, text)
             job.is_watched = job.was_taken = True
-        except UserMistake:
-            is_refused = True
-            raise
+        except UserMistake as error:
+            raise TryAgain(str(error)) from error
         finally:
             job.is_posting = False
             job.submitted_at_s = time.monotonic()
-            if is_refused:
-                del self._jobs[job_id]
         self._watch()
 
     async def stop(self, job_id: str) -> bool:
@@ -182,7 +180,7 @@ class OpenPaiService(TrainingService):
         """Find a job of an earlier manager. While OpenPAI is away it passes for one that runs, and is looked at later."""
         if self._listed is None:
             try:
-                rows = await self._call(partial(self._cluster.jobs, keyword=job_prefix(self._experiment_id)))
+                rows = await self._ask(partial(self._cluster.jobs, keyword=job_prefix(self._experiment_id)))
                 self._listed = {row.name: row.state for row in rows}
             except NniManagerError as error:
                 self._note(str(error))
@@ -206,14 +204,15 @@ class OpenPaiService(TrainingService):
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
         self._cluster.close()
-        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        for threads in (self._submitters, self._watcher):
+            await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
 
     # ---- looking
 
     def _watch(self) -> None:
         if self._poller is None:
             self._poller = asyncio.get_running_loop().create_task(self._poll())
-            self._poller.add_done_callback(_note_bug)
+            self._poller.add_done_callback(self._note_bug)
 
     async def _poll(self) -> None:
         while True:
@@ -239,7 +238,7 @@ class OpenPaiService(TrainingService):
             ):
                 continue
             try:
-                await self._call(self._cluster.stop, job.name)
+                await self._ask(self._cluster.stop, job.name)
                 job.stop_told_at_s = time.monotonic()
             except JobUnknown:
                 pass  # not shown yet, or gone: a closer look tells
@@ -248,7 +247,7 @@ class OpenPaiService(TrainingService):
         if not self._jobs:
             return
         began_at_s = time.monotonic()
-        rows = await self._call(
+        rows = await self._ask(
             partial(self._cluster.jobs, keyword=job_prefix(self._experiment_id), states=LIVE)
         )
         states = {row.name: row.state for row in rows}
@@ -262,7 +261,7 @@ class OpenPaiService(TrainingService):
     async def _look_closer(self, job: _Job) -> None:
         """The job is not among those that are alive: it has ended, is not shown yet, or somebody has removed it."""
         try:
-            detail = await self._call(self._cluster.job, job.name)
+            detail = await self._ask(self._cluster.job, job.name)
         except JobUnknown:
             if job.was_taken and not job.was_seen and time.monotonic() - job.submitted_at_s < _SHOWN_WITHIN_S:
                 return
@@ -286,7 +285,10 @@ class OpenPaiService(TrainingService):
             case _:
                 words = await self._last_words(detail)
                 said = f"OpenPAI says of job {job.name}: {detail.reason or detail.state.value}"
-                self._end(job, detail.exit_code, "\n".join(part for part in (said, words) if part))
+                message = "\n".join(part for part in (said, words) if part)
+                is_oom = detail.exit_code == OUT_OF_MEMORY
+                reason = ExitReason.OUT_OF_MEMORY if is_oom else ExitReason.KEEPER_LOST
+                self._end(job, detail.exit_code, message, reason)
 
     async def _last_words(self, detail: JobDetail) -> str:
         """What the task that decided the end wrote last, if it can be had."""
@@ -296,10 +298,10 @@ class OpenPaiService(TrainingService):
         try:
             task = _task_attempt(detail, role, index)
             find = partial(self._cluster.log_locations, detail.name, detail.attempt, role, index, task)
-            locations = await self._call(find)
+            locations = await self._ask(find)
             if "stderr" not in locations:
                 return ""
-            text = await self._call(self._cluster.log, locations["stderr"])
+            text = await self._ask(self._cluster.log, locations["stderr"])
         except NniManagerError as error:
             logger.info("no last words of job %s: %s", detail.name, error)
             return ""
@@ -318,8 +320,21 @@ class OpenPaiService(TrainingService):
             logger.info("OpenPAI answers again")
         self._problem = problem
 
-    async def _call(self, function: Callable[..., Answer], *arguments: object) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
+    async def _ask(self, function: Callable[..., Answer], *arguments: object) -> Answer:
+        return await _in_thread(self._watcher, function, *arguments)
+
+    def _note_bug(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._problem = (
+                "cannot look at jobs on OpenPAI any more: this is a bug; stop the experiment, and resume it"
+            )
+            logger.critical("%s", self._problem, exc_info=error)
+
+
+async def _in_thread(
+    threads: ThreadPoolExecutor, function: Callable[..., Answer], *arguments: object
+) -> Answer:
+    return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *arguments))
 
 
 def _note_seen(job: _Job, state: JobState) -> None:
@@ -334,10 +349,3 @@ def _task_attempt(detail: JobDetail, role: str, index: int) -> int:
     tasks = (detail.document.get("taskRoles") or {}).get(role, {}).get("taskStatuses") or []
     attempts = [task.get("attemptId") for task in tasks if task.get("taskIndex") == index]
     return int(attempts[0] or 0) if attempts else 0
-
-
-def _note_bug(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical(
-            "the watching of OpenPAI's jobs has a bug and ends; resume the experiment", exc_info=error
-        )

@@ -42,5 +42,7 @@ PRESENCE: dict[JobState, JobPresence] = {
     _S.STOPPED: JobPresence.ENDED,
     _S.FAILED: JobPresence.ENDED,
 }
+OUT_OF_MEMORY = -1200
+"""The exit code of a container that was killed because its memory was full (UserContainerDockerOOMKilled)."""
 LIVE = (_S.WAITING, _S.RUNNING, _S.STOPPING)
 """What a list of jobs that have not ended is asked for."""
