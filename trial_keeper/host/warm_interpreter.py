@@ -33,6 +33,7 @@ if __name__ == "__main__":
 import _thread  # noqa: E402
 import array  # noqa: E402
 import atexit  # noqa: E402
+import contextlib  # noqa: E402
 import gc  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
@@ -341,10 +342,8 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, bytes]:
 
 
 def _tell(interpreter: int, word: bytes) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it is gone, and this trial goes on
         os.write(interpreter, word)
-    except BrokenPipeError:  # it is gone, and this trial goes on
-        pass
 
 
 def _set_up(request: dict[str, Any], stdout: int, stderr: int) -> tuple[str, bytes]:
