@@ -1,6 +1,6 @@
 """What a container is here: one process that runs a task's scripts, keeps its logs, and tells how it ended.
 
-It is started as a program of its own (`python -I -S supervisor.py FOLDER`), needs the standard library only, and outlives the
+It is a program of its own (`start`, with a container's folder as argument), needs the standard library only, and outlives the
 cluster that started it. Between the two there are only files of the container's folder:
 
 | File | By | Says |
@@ -8,6 +8,8 @@ cluster that started it. Between the two there are only files of the container's
 | spec.json | cluster | what to run; removed at the end, for it holds secrets |
 | process.json | supervisor | which process this is; made once, so that whoever makes it in its stead keeps it from starting |
 | exit.json | supervisor | how it ended, when nothing of the container is left |
+
+When it has begun it writes one byte to its stdout.
 
 Theory of operation. Each script leads a session of its own; this process adopts orphans, so that all they start stays below it,
 and when the last script has ended everything below is killed. SIGTERM goes to the script's process group, SIGKILL after a grace
@@ -529,10 +531,17 @@ def main(folder: Path) -> None:
     if not claim(folder, identity):
         return
     adopt_orphans()
-    Supervisor(folder).run()
+    supervisor = Supervisor(folder)
+    # From here on a cluster can find it again, and stop it.
+    os.write(1, b"!")
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    supervisor.run()
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """What the program does, after its one argument."""
     if sys.argv[1] == MOUNT_PROBE:
         _enter_namespace()
     else:

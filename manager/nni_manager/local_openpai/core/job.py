@@ -356,6 +356,8 @@ class Job:
         was_running = self.sub_state is SubState.ATTEMPT_RUNNING
         self._move(task, Happening.STARTED)
         self._move_job(Happening.STARTED)
+        if task.attempt_launched_at_s is not None:
+            return
         task.attempt_launched_at_s = now_s
         task.launched_at_s = task.launched_at_s or now_s
         self.attempt_launched_at_s = self.attempt_launched_at_s or now_s
