@@ -1,6 +1,5 @@
-"""What a whole experiment costs: from a trial's end to the next one's first line, and from a report to its committed row."""
+"""What an experiment costs: the time from a report to its committed row, and what it takes at rest."""
 
-import itertools
 import json
 import sqlite3
 import statistics
@@ -20,54 +19,10 @@ from table import Row, render
 from nni_manager.domain.trial import Trial
 from nni_manager.store.store import Store, TrialRow
 
-TURNS = 20
 KEEPERS = 8
 REPORTS = 150
 REPORT_EVERY_S = 0.05
 REST_S = 30
-
-# Its first and its last line note the time.
-TRIVIAL = "import time\nprint(time.time(), flush=True)\nprint(time.time(), flush=True)\n"
-
-
-def turnaround() -> list[Row]:
-    """Median time from a trial's last line to the next trial's first, one at a time; beside a loop of bare processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "trivial.py")
-        script.write_text(TRIVIAL)
-        bare: list[tuple[float, float]] = []
-        for _ in range(TURNS):
-            shown = subprocess.run([sys.executable, script], capture_output=True, check=True).stdout.split()
-            bare.append((float(shown[0]), float(shown[1])))
-        experiment = RealExperiment(Path(folder), TRIVIAL, trialConcurrency=1, maxTrialNum=TURNS)
-        experiment.create()
-        try:
-            experiment.start()
-            experiment.wait_for_status("DONE")
-            ours = [
-                tuple(map(float, path.read_text().split()))
-                for path in experiment.folder.workspace.trials.glob("*/attempts/0/*/output/stdout")
-            ]
-        finally:
-            experiment.close()
-    gap_ms, bare_ms = _gap_ms(sorted(ours)), _gap_ms(bare)
-    return [
-        Row(
-            "trial end -> next trial's first line, no reuse",
-            f"{gap_ms:.0f} ms",
-            f"subprocess.run {bare_ms:.0f} ms",
-            f"{gap_ms / bare_ms:.1f} x",
-            # The budget of 10 ms over the floor is for reuse mode. Without it NNI 3.0 needs 0.89 s where the floor is 13.7 ms.
-            "<= 65 x (NNI 3.0)",
-            gap_ms / bare_ms <= 65,
-        )
-    ]
-
-
-def _gap_ms(lines: "list[tuple[float, ...]]") -> float:
-    return (
-        statistics.median(following[0] - before[1] for before, following in itertools.pairwise(lines)) * 1e3
-    )
 
 
 def report_to_row() -> list[Row]:
@@ -241,4 +196,4 @@ def _one_commit_ms(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    print(render([*turnaround(), *report_to_row(), *at_rest()]))
+    print(render([*report_to_row(), *at_rest()]))

@@ -2,10 +2,10 @@
 
 import sys
 
-from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, turnaround
+from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood
 from bench_sdk import decode_cost, import_cost, report_cost
 from bench_stdout import stdout_rate
-from bench_warm import warm_turnaround
+from bench_turnaround import turnaround
 from table import render
 
 MEASUREMENTS = (
@@ -17,7 +17,6 @@ MEASUREMENTS = (
     report_to_row_in_a_flood,
     stdout_rate,
     at_rest,
-    warm_turnaround,
 )
 
 

@@ -45,6 +45,29 @@ nni.report_final_result(x)
 """
 
 
+# What each trial finds is on its stdout; each leaves behind what it can.
+REUSED = f"""
+import os, subprocess, sys
+import nni_sdk as nni
+nni.get_next_parameter()
+number = int(os.environ["NNI_TRIAL_SEQ_ID"])
+def told(pid):
+    with open(f"/proc/{{pid}}/cmdline") as file:
+        return file.read().replace("\\0", " ").strip()
+others = [pid for pid in os.listdir("/proc") if pid.isdecimal() and int(pid) not in (1, os.getpid())]
+print(os.getcwd(), sorted(os.listdir()), [told(pid) for pid in others if "sleep" in told(pid)], flush=True)
+open("mine", "w").close()
+subprocess.Popen(["setsid", "sleep", "1000"])
+open(f"/tmp/left-{{number}}", "w").close()
+nni.report_intermediate_result(number)
+if number == {GREEDY}:
+    hoard = []
+    while True:
+        hoard.append(b"x" * 1_000_000)
+nni.report_final_result(number)
+"""
+
+
 @pytest.fixture(scope="session")
 def podman():
     reason = why_not_here()
@@ -158,3 +181,43 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
     for number in ORDINARY:
         assert len(experiment.rows(trials[number].trial_id)) == 41
     assert experiment.rows(trials[POLITE].trial_id)[-1].value == "99"
+
+
+@pytest.mark.parametrize("warm", [{}, {"warmImports": ["json"]}], ids=["plain", "warm"])
+def test_one_container_runs_trial_after_trial_and_outlives_a_greedy_one(a_real_experiment, cluster, warm):
+    experiment = a_real_experiment(
+        REUSED,
+        trialConcurrency=1,
+        maxTrialNum=6,
+        logCollection="http",
+        localConfig={"reuse": True},
+        trial={"command": "python3 train.py", "codeDir": "."},
+        **warm,
+    )
+    (experiment.code / ".nniignore").write_text("*.json\nconfig.yml\n")
+
+    async def manage():
+        async with a_manager_here(experiment, cluster.service) as engine:
+            await asyncio.wait_for(engine.finished.wait(), 120)
+            await until(lambda: not cluster.names(), "the container is gone", 30)
+
+    asyncio.run(manage())
+    with StoreReader(experiment.folder.database) as reader:
+        trials = {trial.sequence_id: trial for trial in reader.trials()}
+        _, jobs = reader.jobs()
+    assert len(jobs) == 1
+    told_of_tmp = warm_starts = 0
+    for number, trial in trials.items():
+        expected = (
+            ("FAILED", ExitReason.OUT_OF_MEMORY) if number == GREEDY else ("SUCCEEDED", ExitReason.SUCCEEDED)
+        )
+        assert (trial.state.value, trial.reason) == expected, trial.message
+        assert len(experiment.rows(trial.trial_id)) == (1 if number == GREEDY else 2)
+        code = f"{MOUNT}/TESTEXPT/trials/{trial.trial_id}/attempts/0/main-0/code"
+        out = experiment.stream(trial.trial_id, Stream.STDOUT).read_text()
+        assert out == f"{code} ['.nniignore', 'train.py'] []\n"
+        keeper_log = experiment.stream(trial.trial_id, Stream.KEEPER).read_text()
+        told_of_tmp += f"left-{number}" in keeper_log
+        warm_starts += "a fork of a warm interpreter" in keeper_log
+    assert told_of_tmp == len(trials)
+    assert bool(warm_starts) == bool(warm)

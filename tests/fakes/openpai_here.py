@@ -6,12 +6,40 @@ import functools
 import threading
 
 import requests
+from real_experiment import wait_until
 
 from nni_manager.local_openpai.accounts import Accounts, new_user
 from nni_manager.local_openpai.api import Api
+from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.jobs import ResourceCounts
+from nni_manager.local_openpai.settings import ClusterSettings, StorageSettings
 from nni_manager.serving import OWN_NAMES, HttpServer, listen
 
+JOBS = "/rest-server/api/v2/jobs"
 PASSWORDS = {"ada": "ada's password", "bob": "bob's password"}
+
+
+@contextlib.contextmanager
+def an_openpai_here(folder):
+    """OpenPAI over a real cluster with two storages, of which `team` is the default."""
+    for name in ("team", "data"):
+        (folder / name).mkdir()
+    storages = tuple(StorageSettings(name, folder / name, name == "team") for name in ("team", "data"))
+    default = {"default": ResourceCounts(cpu=4, memory_mb=16_384, gpu=0)}
+    here = OpenPaiHere(Cluster(ClusterSettings(folder / "state", default, storages, grace_s=2.0)))
+    try:
+        yield here
+        here.stop_all()
+    finally:
+        here.close()
+
+
+def refused(answer, status, code):
+    """The message of an answer that says no."""
+    document = answer.json()
+    assert (answer.status_code, document["code"]) == (status, code), answer.text
+    assert document.keys() == {"code", "message"}
+    return document["message"]
 
 
 @functools.cache
@@ -63,6 +91,14 @@ class OpenPaiHere:
         self._server.should_exit = True
         self._thread.join(30)
         assert not self._thread.is_alive()
+
+    def stop_all(self):
+        """End every job, and wait until it has."""
+        ada = self.client()
+        states = {"username": "ada,bob", "state": "WAITING,RUNNING,STOPPING"}
+        for job in ada.get(JOBS, params=states).json():
+            ada.put(f"{JOBS}/{job['username']}~{job['name']}/executionType", json={"value": "STOP"})
+        wait_until(lambda: not ada.get(JOBS, params=states).json(), "all jobs have ended")
 
     def client(self, user="ada", application=True, token=None):
         """A session of this user, by a token of this kind or by the token given; of nobody, with None for both."""

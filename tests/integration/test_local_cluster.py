@@ -353,7 +353,6 @@ for _ in range(3):
         os._exit(0)
 if os.fork() == 0:
     time.sleep(1000)
-open("ready", "w").close()
 time.sleep(1000)
 """
 
@@ -362,11 +361,10 @@ def test_a_stopped_job_leaves_no_process_however_it_hides(play, tmp_path):
     async def scenario(cluster):
         await cluster.submit("alice", commands(*python(DAEMONS)))
 
-        async def is_ready():
-            return bool(list((tmp_path / "state/containers").glob("*/work/ready")))
+        async def are_there():
+            return len(processes_of(tmp_path)) >= 7  # supervisor, bash, Python, one child, three daemons
 
-        await until(is_ready)
-        assert len(processes_of(tmp_path)) >= 6
+        await until(are_there)
         detail = await stop(cluster)
         assert (detail.job.state, detail.job.exit_code, detail.job.execution_type) == (
             State.STOPPED,

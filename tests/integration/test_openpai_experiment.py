@@ -181,6 +181,21 @@ def test_reused_jobs_run_many_trials(nnictl, place, server):
     assert set(told) <= names
 
 
+def test_a_cluster_that_refuses_and_stumbles_costs_no_trial(nnictl, place, server):
+    server.misbehave(403, 3, at=("POST", "/jobs"))
+    for at in (("GET", "/jobs"), ("GET", "/jobs/{name}")):
+        for how in (429, "drop", 500):
+            server.misbehave(how, 2, at=at)
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "and tries again: cannot submit the job: OpenPAI says somewhere something failed; ask an admin"
+        in done.stderr
+    )
+    assert {job.state for job in server.jobs.values()} == {"SUCCEEDED"}
+    assert len(trials_of(workspace_of(place, done))) == len(server.jobs) == 3
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="only root can start processes of another user",

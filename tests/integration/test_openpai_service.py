@@ -1,313 +1,316 @@
-"""Jobs of one experiment on a server of ours: what is told of their ends, and what happens when the cluster is away."""
+"""The local OpenPAI as a process in the background: nnictl openpai start, stop-service, status, and what a training service calls."""
 
-import asyncio
+import concurrent.futures
 import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
 
 import pytest
-from fake_pai import USER, FakePai
-from real_experiment import until
+import yaml
+from openpai_here import JOBS, Client, refused
+from openpai_jobs import WORKER, a_job, text_of
+from real_experiment import wait_until
 
-from nni_manager.config.model import PaiConfig
-from nni_manager.errors import TryAgain
-from nni_manager.training_services.base import JobPresence
-from nni_manager.training_services.openpai import client
-from nni_manager.training_services.openpai.client import OpenPaiService
-from nni_manager.training_services.openpai.job import template_of
-from nni_manager.training_services.openpai.rest import OpenPai, Patience
-from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import Workspace
+from nni_manager.local_openpai import service
+from nni_manager.local_openpai.options import (
+    OptionInvalid,
+    Options,
+    storage_of,
+    virtual_cluster_of,
+)
+from nni_manager.local_openpai.service import FolderUnusable, ServiceFailed, StateFolder
 
-MOUNT = "/mnt/confignfs-data"
-QUICK = Patience(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=2.0, answer_within_s=5.0)
-TRIAL = f"{USER}~nni_exp_EXPT_trial_trial1"
+NNICTL = "import sys; from nni_manager.cli.main import main; sys.argv[0] = 'nnictl'; main()"
 
 
-class Site:
-    """A server, and the services of managers that follow one another."""
-
-    def __init__(self, folder):
-        self.server = FakePai()
-        self.server.start()
-        self.folder = folder
-        self.ends = []
-
-    @contextlib.asynccontextmanager
-    async def manager(self, **changed):
-        """A manager's service from its start to its end."""
-        described = {"image": "i", "storage_name": "confignfs-data", "virtual_cluster": None} | changed
-        pai = PaiConfig(
-            *(self.server.host, USER, "t", None, self.folder, MOUNT), gpu=0, cpu=1, memory_mb=100, **described
-        )
-        cluster = OpenPai(pai.host, USER, token="token-of-the-profile-page", patience=QUICK)
-        workspace = Workspace(self.folder / "EXPT")
-        service = OpenPaiService(cluster, template_of(pai), MOUNT, workspace, self.ends.append, poll_s=0.05)
-        try:
-            yield service
-        finally:
-            await service.close()
-
-    def settings(self, job_id, trial_id=None):
-        return KeeperSettings("EXPT", job_id, str(self.folder / "EXPT"), "c0ffee", trial_id=trial_id)
-
-    async def looked(self, times=2):
-        """The server was asked for its list so many times more."""
-        seen = self.server.counted()["GET", "/jobs"]
-        await until(
-            lambda: self.server.counted()["GET", "/jobs"] >= seen + times, "the list is asked for", 20
-        )
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture
-def site(tmp_path):
-    site = Site(tmp_path)
-    yield site
-    site.server.close()
+def state(tmp_path):
+    """A folder for a service, which ends with the test together with all its jobs."""
+    state = StateFolder(tmp_path / "state")
+    yield state
+    if not state.path.exists():
+        return
+    with contextlib.suppress(ServiceFailed, FolderUnusable):
+        there = service.ensure_running(state)
+        client = client_of(there)
+        for job in client.get(JOBS).json():
+            client.put(f"{JOBS}/{job['username']}~{job['name']}/executionType", json={"value": "STOP"})
+        going_on = {"state": "WAITING,RUNNING,STOPPING"}
+        wait_until(lambda: not client.get(JOBS, params=going_on).json(), "all jobs have ended")
+        service.stop(state)
+        assert not state.is_owned()
 
 
-def run(work):
-    asyncio.run(asyncio.wait_for(work, 60))
+@pytest.fixture
+def nnictl(tmp_path, state):
+    """Runs nnictl in a home of its own, on `state`: exit code, stdout, stderr."""
+    environ = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "user state")}
 
-
-def test_a_job_is_handed_in_as_containers_see_the_workspace_and_its_end_is_told_once(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            job = site.server.jobs[TRIAL]
-            for said in (
-                "WORKSPACE=/mnt/confignfs-data/EXPT ",
-                "MOUNT=/mnt/confignfs-data ",
-                "RELAY_OUTPUT=true ",
-            ):
-                assert said in job.protocol.task_roles[0].commands[0]
-            await site.looked()
-            job.state = "RUNNING"
-            await site.looked()
-            assert site.ends == []
-            job.end("SUCCEEDED", 0)
-            await until(lambda: site.ends, "the end is told")
-            await service.submit(site.settings("trial2", "trial2"))
-            await site.looked()
-        (end,) = site.ends
-        assert (end.job_id, end.exit_code, end.message) == ("trial1", 0, "")
-
-    run(work())
-
-
-def test_a_job_that_fails_brings_its_own_exit_code_and_its_last_words(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            job = site.server.wait_for_job()
-            job.state, job.logs["stderr"] = "RUNNING", b"first\ntrial-keeper: cannot find the mount\n"
-            job.end("FAILED", 105)
-            await until(lambda: site.ends, "the end is told")
-        (end,) = site.ends
-        assert (end.exit_code, end.reason) == (105, ExitReason.KEEPER_LOST)
-        assert (
-            "OpenPAI says of job nni_exp_EXPT_trial_trial1: PAIRuntimeUnknownFailed, code 255" in end.message
+    def run(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-c", NNICTL, "openpai", *arguments, "--state-dir", str(state.path)],
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
-        assert end.message.endswith("trial-keeper: cannot find the mount")
+        return done.returncode, done.stdout, done.stderr
 
-    run(work())
-
-
-def test_a_container_whose_memory_was_full_ends_its_trial_with_that_reason(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            site.server.wait_for_job().end("FAILED", -1200)
-            await until(lambda: site.ends, "the end is told")
-        assert site.ends[0].reason is ExitReason.OUT_OF_MEMORY
-
-    run(work())
+    return run
 
 
-def test_all_jobs_are_looked_at_with_one_list(site):
-    async def work():
-        async with site.manager() as service:
-            for number in range(20):
-                await service.submit(site.settings(f"env-{number}"))
-            assert f"{USER}~nni_exp_EXPT_env_19" in site.server.jobs
-            await site.looked(1)
-            asked = site.server.counted()
-            await site.looked(5)
-            counted = site.server.counted() - asked
-            assert set(counted) == {("GET", "/jobs")}
-            assert 5 <= counted["GET", "/jobs"] <= 10
-
-    run(work())
+def client_of(there):
+    return Client(f"http://{there.process.address}", there.credentials.token)
 
 
-@pytest.mark.parametrize("we_ask", [True, False])
-def test_a_job_that_we_stopped_is_told_apart_from_one_that_somebody_stopped(site, we_ask):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            if we_ask:
-                assert await service.stop("trial1")
-            else:
-                site.server.wait_for_job().end("STOPPED")
-            await until(lambda: site.ends, "the end is told")
-        (end,) = site.ends
-        told = (
-            "OpenPAI has stopped job nni_exp_EXPT_trial_trial1 as we asked"
-            if we_ask
-            else "somebody has stopped job nni_exp_EXPT_trial_trial1 on OpenPAI"
-        )
-        assert (end.exit_code, end.message, end.reason) == (None, told, ExitReason.JOB_LOST)
-
-    run(work())
+def a_job_of(command, **top):
+    changes = (((*WORKER, "instances"), 1), ((*WORKER, "commands"), [command]))
+    return text_of(a_job(*changes, **top))
 
 
-def test_a_job_that_somebody_removed_has_ended_with_that_reason(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            await site.looked()
-            site.server.jobs.clear()
-            await until(lambda: site.ends, "the end is told")
-        (end,) = site.ends
-        assert "nni_exp_EXPT_trial_trial1 on OpenPAI is gone: somebody has removed it there" in end.message
-        assert end.reason is ExitReason.JOB_LOST
-
-    run(work())
+def start(state, **options):
+    return service.start(state, Options(**{"port": free_port(), **options}))
 
 
-def test_a_job_that_openpai_does_not_show_yet_is_waited_for(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            hidden = site.server.jobs.pop(TRIAL)
-            await site.looked()
-            assert site.server.counted()["GET", "/jobs/{name}"] >= 1
-            site.server.jobs[TRIAL] = hidden
-            await site.looked()
-            assert site.ends == []
-
-    run(work())
+# ---- nnictl
 
 
-@pytest.mark.parametrize("how", [429, 500, 401, "drop"])
-def test_a_cluster_that_is_away_for_a_while_is_a_problem_and_no_end(site, how):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            await site.looked()
-            site.server.misbehave(how, 30, at=("GET", "/jobs"))
-            await until(lambda: service.problem, "the problem is told")
-            assert "cannot list jobs: " in service.problem
-            await until(lambda: not service.problem, "it is over")
-            assert site.ends == []
-            site.server.wait_for_job().end("SUCCEEDED", 0)
-            await until(lambda: site.ends, "the end is told")
+def test_a_user_starts_it_pastes_what_it_prints_and_stops_it(nnictl, state):
+    port = free_port()
+    code, out, err = nnictl("start", "--port", str(port))
+    assert (code, err) == (0, "")
+    assert f"host   http://127.0.0.1:{port}\n" in out
+    rule = "-" * 84
+    snippet = yaml.safe_load(out.split(rule)[1])
+    pai, trial = snippet["paiConfig"], snippet["trial"]
+    assert (snippet["trainingServicePlatform"], pai["host"]) == ("pai", f"http://127.0.0.1:{port}")
+    assert trial["nniManagerNFSMountPath"] == str(state.storage)
+    assert trial["containerNFSMountPath"] == f"/mnt/{trial['paiStorageConfigName']}" == "/mnt/confignfs-data"
+    client = Client(pai["host"], pai["token"])
+    assert client.get("/rest-server/api/v2/tokens/check").json()["username"] == pai["userName"]
 
-    run(work())
+    code, again, err = nnictl("start", "--port", "1")
+    assert (code, "no effect" in err, again.partition("\n")[2]) == (0, True, out.partition("\n")[2])
+    code, out, _ = nnictl("status", "--json")
+    shown = json.loads(out)
+    assert (code, shown["isRunning"], shown["token"], shown["user"]) == (
+        0,
+        True,
+        pai["token"],
+        pai["userName"],
+    )
+    assert shown["host"] == f"127.0.0.1:{port}"
 
-
-def test_a_submission_that_fails_for_the_moment_may_be_repeated(site):
-    async def work():
-        async with site.manager() as service:
-            site.server.misbehave(503, 2, at=("POST", "/jobs"))
-            with pytest.raises(TryAgain):
-                await service.submit(site.settings("trial1", "trial1"))
-            await service.submit(site.settings("trial1", "trial1"))
-            await service.submit(site.settings("trial1", "trial1"))  # as after an answer that was lost
-            assert len(site.server.jobs) == 1
-
-    run(work())
-
-
-def test_a_job_that_never_came_to_be_can_be_stopped(site):
-    async def work():
-        async with site.manager() as service:
-            assert not await service.stop("trial1")
-            site.server.misbehave(503, 2, at=("POST", "/jobs"))
-            with pytest.raises(TryAgain):
-                await service.submit(site.settings("trial1", "trial1"))
-            assert await service.stop("trial1")
-            await until(lambda: site.ends, "the end is told")
-        (end,) = site.ends
-        assert "was stopped before it was there" in end.message
-
-    run(work())
+    assert nnictl("stop-service")[:2] == (
+        0,
+        "INFO: Stopped OpenPAI on this machine; tasks that run go on, and `nnictl openpai start` finds them\n",
+    )
+    code, out, _ = nnictl("stop-service")
+    assert (code, "does not run" in out) == (0, True)
+    code, out, _ = nnictl("status")
+    assert (code, "`nnictl openpai start` starts it" in out) == (1, True)
+    assert json.loads(nnictl("status", "--json")[1])["isRunning"] is False
+    # It comes back as it was, and what was pasted still opens it.
+    assert nnictl("start")[0] == 0
+    assert client.get(JOBS).status_code == 200
 
 
-def test_what_openpai_refuses_is_no_end_of_one_trial_since_it_would_be_the_end_of_all(site):
-    async def work():
-        async with site.manager(virtual_cluster="none") as service:
-            with pytest.raises(TryAgain, match="correct virtualCluster"):
-                await service.submit(site.settings("trial1", "trial1"))
-            assert await service.stop("trial1")
-            await until(lambda: site.ends, "the end is told")
-
-    run(work())
-
-
-def test_a_stop_reaches_the_cluster_once_it_is_back(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            job = site.server.wait_for_job()
-            job.state = "RUNNING"
-            site.server.misbehave(503, 8, at=("PUT", "/jobs/{name}/executionType"))
-            assert await service.stop("trial1")
-            await until(lambda: service.problem, "the problem is told")
-            await until(lambda: site.ends, "the job is stopped")
-            assert job.state == "STOPPED"
-
-    run(work())
+def test_a_port_that_is_taken_is_named_and_nothing_stays(nnictl, state):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, out, err = nnictl("start", "--port", str(port))
+    assert (code, out) == (1, "")
+    assert err == (
+        f"ERROR: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port with --port N\n"
+    )
+    assert not state.is_owned()
 
 
-def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
-    async def work():
-        async with site.manager() as first:
-            for job_id in ("trial1", "trial2", "trial3"):
-                await first.submit(site.settings(job_id, job_id))
-        assert site.ends == []
-        site.server.jobs[TRIAL].state = "RUNNING"
-        site.server.jobs[f"{USER}~nni_exp_EXPT_trial_trial2"].end("FAILED", 1)
-        async with site.manager() as second:
-            assert [await second.adopt(f"trial{number}") for number in (1, 2, 3, 4)] == [
-                JobPresence.RUNNING,
-                JobPresence.ENDED,
-                JobPresence.RUNNING,
-                JobPresence.UNKNOWN,
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--storage", "/nope"), "there is no folder /nope"),
+        (("--storage", "a b=/tmp"), "'a b' is no name"),
+        (("--virtual-cluster", "default=1"), "write NAME=CPUS,MEMORY_MB,GPUS"),
+        (("--port", "0"), "1<=x<=65535"),
+    ],
+)
+def test_an_option_that_says_nothing_is_told_before_anything_is_started(nnictl, state, arguments, words):
+    code, out, err = nnictl("start", *arguments)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("ERROR: cannot ")
+    assert words in err
+    assert not state.path.exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(nnictl, state):
+    state.path.mkdir(mode=0o755)
+    (state.path / "thesis.tex").touch()
+    code, _, err = nnictl("start")
+    assert (code, "it holds something else, such as thesis.tex; name a new" in err) == (1, True)
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o755
+    assert [entry.name for entry in state.path.iterdir()] == ["thesis.tex"]
+    (state.path / "thesis.tex").unlink()
+    state.path.rmdir()
+
+
+def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
+    (tmp_path / "data").mkdir()
+    told = tmp_path / "told"
+    options = ("--port", str(free_port()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
+    assert nnictl("start", *options, "--notification-file", str(told))[0] == 0
+    assert nnictl("stop-service")[0] == 0
+    there = service.ensure_running(state)
+    assert there.process.options == Options(
+        int(options[1]), {"confignfs-data": str(tmp_path / "data")}, {"big": (8, 32768, 2)}, None, str(told)
+    )
+    client = client_of(there)
+    assert client.get("/api/v2/virtual-clusters").json()["big"]["resourcesTotal"]["gpu"] == 2
+    (storage,) = client.get("/api/v2/storages").json()["storages"]
+    assert client.get(f"/api/v2/storages/{storage['name']}").json()["data"]["path"] == str(tmp_path / "data")
+
+
+def test_options_survive_the_way_over_a_command_line(tmp_path):
+    folder = tmp_path / "with = and , and blank"
+    folder.mkdir()
+    assert storage_of(f"team={folder}") == ("team", str(folder))
+    assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", (4, 1024, 0))
+    with pytest.raises(OptionInvalid, match="no folder"):
+        storage_of(str(tmp_path / "nope"))
+    options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "http://x/?a=b", "/f")
+    assert options.to_arguments()[1] == f"--storage=team={folder}"
+    assert Options.from_json(json.loads(json.dumps(vars_of(options)))) == options
+
+
+def vars_of(options):
+    return {name: getattr(options, name) for name in Options.__slots__}
+
+
+# ---- what is kept of secrets
+
+
+def test_its_folder_is_closed_and_has_no_token_but_the_owners(state):
+    state.path.mkdir(mode=0o755)
+    there = start(state)
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
+    credentials = state.path / "credentials.json"
+    for path in (credentials, state.accounts):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    login = {"username": there.credentials.user, "password": there.credentials.password}
+    guest = Client(f"http://{there.process.address}", None)
+    token = guest.post("/rest-server/api/v1/token", json=login).json()["token"]
+    admin = Client(guest.root, token)
+    assert (
+        admin.post("/api/v2/users", json={"username": "bob", "password": "bob's password"}).status_code == 201
+    )
+    assert admin.submit(a_job_of("true")).status_code == 202
+    assert admin.delete(f"/api/v2/tokens/{token}").status_code == 200
+    secrets = (token, token.rpartition(".")[2], there.credentials.token.rpartition(".")[2], "bob's password")
+    for path in state.path.rglob("*"):
+        if path.is_file() and path != credentials:
+            content = path.read_bytes()
+            assert not [
+                secret for secret in (*secrets, there.credentials.password) if secret.encode() in content
             ]
-            site.server.jobs[TRIAL].end("SUCCEEDED", 0)
-            await until(lambda: site.ends, "the end is told")
-        assert [end.job_id for end in site.ends] == ["trial1"]
-
-    run(work())
 
 
-def test_while_the_cluster_is_away_jobs_of_before_pass_for_running_and_are_looked_at_later(site):
-    async def work():
-        async with site.manager() as first:
-            await first.submit(site.settings("trial1", "trial1"))
-        site.server.misbehave(503, 20, at=("GET", "/jobs"))
-        site.server.jobs[TRIAL].end("SUCCEEDED", 0)
-        async with site.manager() as second:
-            assert await second.adopt("trial1") is JobPresence.RUNNING
-            assert await second.adopt("trial2") is JobPresence.RUNNING
-            await until(lambda: len(site.ends) == 2, "the truth is told")
-        assert {end.job_id: end.exit_code for end in site.ends} == {"trial1": 0, "trial2": None}
-
-    run(work())
+def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state):
+    there = start(state)
+    client = client_of(there)
+    assert client.delete(f"/api/v2/tokens/{there.credentials.token}").status_code == 200
+    refused(client.get(JOBS), 401, "UnauthorizedUserError")
+    service.stop(state)
+    again = service.ensure_running(state)
+    assert again.credentials.token != there.credentials.token
+    assert again.credentials.password == there.credentials.password
+    assert client_of(again).get(JOBS).status_code == 200
 
 
-def test_a_job_that_waits_for_long_is_what_people_are_told(site, monkeypatch):
-    monkeypatch.setattr(client, "_LONGEST_QUEUE_S", 0.0)
+# ---- its life
 
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            await until(lambda: service.problem, "the problem is told")
-            assert (
-                "OpenPAI has not started 1 of 1 jobs, nni_exp_EXPT_trial_trial1 the first of them"
-                in service.problem
-            )
-            site.server.wait_for_job().state = "RUNNING"
-            await until(lambda: not service.problem, "it is over")
 
-    run(work())
+def test_many_that_want_it_at_the_same_moment_get_the_same_one(state):
+    state.make()
+    state.write_process(service.ServiceProcess(1, "127.0.0.1", "0", Options(port=free_port())))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: service.ensure_running(state), range(4)))
+    assert len({each.process.pid for each in found}) == 1
+    assert service.running(state) == found[0]
+
+
+def test_jobs_go_on_without_it_and_are_found_again(state, tmp_path):
+    there = start(state)
+    go_on = tmp_path / "go on"
+    waits = f"while ! test -e '{go_on}'; do sleep 0.05; done; echo went on"
+    client = client_of(there)
+    for name in ("ends", "stays"):
+        client.submit(a_job_of(waits if name == "ends" else "sleep 600", name=name))
+    user = there.credentials.user
+
+    def states():
+        return {each["name"]: each["state"] for each in client.get(JOBS).json()}
+
+    wait_until(lambda: set(states().values()) == {"RUNNING"}, "both run")
+    service.stop(state)
+    assert service.running(state) is None
+    go_on.touch()
+    assert service.ensure_running(state).process.pid != there.process.pid
+    wait_until(lambda: states() == {"ends": "SUCCEEDED", "stays": "RUNNING"}, "one ended and one runs")
+    detail = client.get(f"{JOBS}/{user}~ends").json()
+    path = detail["taskRoles"]["worker"]["taskStatuses"][0]["containerLog"]
+    uris = {each["name"]: each["uri"] for each in client.get(path).json()["locations"]}
+    assert client.get(uris["stdout"]).text == "went on\n"
+
+
+def test_after_kill_9_it_is_known_to_be_gone_and_comes_back(state):
+    there = start(state)
+    os.kill(there.process.pid, signal.SIGKILL)
+    wait_until(lambda: not state.is_owned(), "it has gone")
+    assert service.running(state) is None
+    assert service.stop(state) is None
+    assert service.ensure_running(state).credentials == there.credentials
+
+
+def test_a_second_service_on_the_same_folder_is_refused(state):
+    start(state)
+    second = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "nni_manager.local_openpai",
+            f"--state-dir={state.path}",
+            f"--port={free_port()}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert second.returncode == 1
+    assert second.stderr.startswith("cannot start the local OpenPAI in ")
+    assert "`nnictl openpai status` shows where" in second.stderr
+
+
+def test_what_cannot_be_read_is_named(state):
+    state.make()
+    (state.path / "service.json").write_text("{")
+    with pytest.raises(FolderUnusable, match=r"service\.json"):
+        service.start(state)
+    (state.path / "service.json").unlink()
+    state.accounts.write_text("[]")
+    with pytest.raises(ServiceFailed, match=r"accounts\.json"):
+        start(state)
+    state.accounts.unlink()

@@ -1,5 +1,6 @@
 """A real keeper that is given one trial after another: what each of them finds, and what is left of it."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -284,7 +285,10 @@ def test_a_warm_interpreter_that_dies_is_done_without(site):
     (site.code / "warming.py").write_text("print('warming')\n")
     job = Job(site, warm_imports=("json",))
     until_warm(job)
-    (interpreter,) = psutil.Process(job.keeper.pid).children()
+    # Beside it there is the fork that waits for the next trial.
+    (interpreter,) = (
+        child for child in psutil.Process(job.keeper.pid).children() if os.getsid(child.pid) == child.pid
+    )
     interpreter.kill()
     assert job.run(f"{sys.executable} warming.py") == b"warming\n"
     assert job.run(f"{sys.executable} warming.py") == b"warming\n"
@@ -299,7 +303,7 @@ def test_nothing_is_left_of_a_keeper_with_a_warm_trial_that_was_killed(site):
     trial_id = job.give(f"{sys.executable} train.py")
     wait_for_text(site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"here")
     below = psutil.Process(job.keeper.pid).children(recursive=True)
-    assert len(below) == 2
+    assert len(below) in (2, 3), "the trial, the interpreter, and the fork that waits once it is made"
     job.keeper.signal(signal.SIGKILL)
     job.keeper.process.wait(30)
     _, alive = psutil.wait_procs(below, timeout=30)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_experiment import wait_until
 
 from nni_sdk.records import decode
 from trial_keeper.core.warm_command import WarmCommand, warm_command
@@ -375,18 +376,50 @@ def test_random_numbers_differ_from_trial_to_trial(warm_of, site):
     assert len(shown) == 6
 
 
+def waiting_fork(interpreter):
+    """The process that waits for the next trial, once it is made."""
+    own = psutil.Process(interpreter.pid)
+
+    def found():
+        forks = [child for child in psutil.Process().children() if child.pid != interpreter.pid]
+        waiting = [fork for fork in forks if is_of(fork)]
+        return not own.children() and len(waiting) == 1 and waiting[0]
+
+    def is_of(fork):
+        return os.getsid(fork.pid) == interpreter.pid and fork.status() != psutil.STATUS_ZOMBIE
+
+    return wait_until(found, "the next fork waits for its trial")
+
+
+def test_a_fork_that_is_killed_while_it_waits_is_replaced(warm, site):
+    site.write("print('here')")
+    for _ in range(5):
+        for _ in range(2):
+            fork = waiting_fork(warm)
+            fork.kill()
+            os.waitpid(fork.pid, 0)
+        assert site.warmly(warm)[:2] == (0, "here\n")
+
+
+def test_forks_that_are_killed_again_and_again_make_trials_start_plainly(warm, site):
+    site.write("print('here')")
+    for _ in range(3):
+        fork = waiting_fork(warm)
+        fork.kill()
+        os.waitpid(fork.pid, 0)
+    with pytest.raises(WarmStartRefused, match="3 forks of the interpreter died while they waited"):
+        warm.start(site.warm_start())
+    assert site.warmly(warm)[:2] == (0, "here\n")
+
+
 def test_two_hundred_trials_leave_no_process_and_no_descriptor(warm, site):
     site.write("import sys; sys.exit(int(sys.argv[1]) % 256)")
 
     def state():
-        process = psutil.Process(warm.pid)
-        return (
-            process.num_fds(),
-            process.num_threads(),
-            process.children(),
-            os.listdir("/proc/self/fd").__len__(),
-        )
+        waiting_fork(warm)
+        return process.num_fds(), process.num_threads(), len(os.listdir("/proc/self/fd"))
 
+    process = psutil.Process(warm.pid)
     assert site.warmly(warm, "0")[0] == 0
     before = state()
     assert [site.warmly(warm, str(i))[0] for i in range(200)] == list(range(200))

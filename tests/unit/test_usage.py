@@ -21,13 +21,13 @@ from trial_keeper.wire.messages import AttemptKey
 KEY = AttemptKey("t0", 0, "main-0")
 TICK_S, PAGE_BYTES = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 # As the kernel writes it, with utime 3, stime 5, cutime 7, cstime 11 and 13 resident pages.
-STAT = b"42 (%s) S 7 42 42 0 -1 4194304 1 1 1 1 3 5 7 11 20 0 1 0 99 1000 13 18446744073709551615 1 1\n"
+STAT = b"42 (%s) S 7 41 43 0 -1 4194304 1 1 1 1 3 5 7 11 20 0 1 0 99 1000 13 18446744073709551615 1 1\n"
 
 
 @given(st.binary(max_size=16))
 def test_a_process_may_be_called_anything(name):
     stat = stat_from_bytes(STAT % name)
-    assert stat == ProcessStat(7, pytest.approx(26 * TICK_S), 13 * PAGE_BYTES)
+    assert stat == ProcessStat(7, 43, pytest.approx(26 * TICK_S), 13 * PAGE_BYTES)
 
 
 @pytest.mark.parametrize("content", [b"", b"42 (sh", b"42 (sh) S 1 2", b"42 (sh) " + b"x " * 40])
@@ -37,7 +37,7 @@ def test_what_is_no_stat_is_an_error(content):
 
 
 def a_process(parent):
-    return ProcessStat(parent, 0.0, 0)
+    return ProcessStat(parent, 1, 0.0, 0)
 
 
 def test_the_tree_has_children_of_children_and_nobody_else():

@@ -104,10 +104,12 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
             except FileExistsError:
                 number += 1
         folder.output.mkdir()
+        folder.stream(Stream.METRICS).parent.mkdir()
         for stream in Stream:
-            path = folder.stream(stream)
-            path.parent.mkdir(exist_ok=True)
-            path.touch()
+            # The fewest words to a server that may be far away.
+            os.close(
+                os.open(folder.stream(stream), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            )
         folder.parameter_cfg.write_bytes(parameters)
     except OSError as error:
         raise not_writable(workspace.root, error) from error

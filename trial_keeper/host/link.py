@@ -30,7 +30,8 @@ CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 # While a trial runs. 1 MB of logs costs keeper and manager 20 ms of CPU, with both on a machine of two cores: what a trial may
-# write (1 GB/s) cannot be sent along without halving that, and at this rate it loses 2 %. Nobody reads 60,000 lines a second.
+# write (1 GB/s) cannot be sent along without halving that, and at this rate it is as fast as without. Nobody reads 60,000 lines a
+# second. Source: tests/benchmarks/bench_stdout.py.
 LOG_BYTES_PER_S = 5e6
 # Few large bursts need half the CPU of many small ones, and a log that is no flood never rests.
 LOG_BURST_BYTES = 512 * 1024

@@ -33,6 +33,7 @@ class ProcessStat:
     """One process. `cpu_s` has the time of its children that it waited for."""
 
     parent: int
+    session: int
     cpu_s: float
     rss_bytes: int
 
@@ -48,7 +49,9 @@ def stat_from_bytes(content: bytes) -> ProcessStat:
     fields = content[content.rindex(b")") + 1 :].split()
     if len(fields) < 22:
         raise ValueError(f"cannot read {content!r} as the stat of a process: it is too short")
-    return ProcessStat(int(fields[1]), sum(map(int, fields[11:15])) * _TICK_S, int(fields[21]) * _PAGE_BYTES)
+    return ProcessStat(
+        int(fields[1]), int(fields[3]), sum(map(int, fields[11:15])) * _TICK_S, int(fields[21]) * _PAGE_BYTES
+    )
 
 
 def all_processes() -> dict[int, ProcessStat]:
@@ -108,7 +111,7 @@ class UsageSampler:
     ) -> None:
         """Begin when the trial does, so that nothing it has started is there yet.
 
-        `spared` are children of this process that are no trial's.
+        `spared` lead sessions that are no trial's.
         """
         self._key = key
         self._folder = folder
@@ -147,9 +150,8 @@ class UsageSampler:
 
     def _processes(self) -> list[ProcessStat]:
         found = all_processes()
-        for pid in self._spared:
-            found.pop(pid, None)
-        return descendants(found, os.getpid())
+        of_trial = {pid: stat for pid, stat in found.items() if stat.session not in self._spared}
+        return descendants(of_trial, os.getpid())
 
     def _cpu_s(self, processes: list[ProcessStat]) -> float:
         times = os.times()

@@ -115,6 +115,8 @@ class WarmInterpreter:
                 start says so again.
         """
         self._raise_refusal()
+        if self._process.poll() is not None:
+            self._give_up(self._death())  # and not one trial more from the fork that it has left
         self._compare(start.environ)
         while not self._is_ready:
             self._note(self._receive())

@@ -2,11 +2,12 @@
 
 Theory of operation. The keeper starts `python -u warm_interpreter.py DESCRIPTOR module…`. The modules are imported, and
 after each of them the process is looked at: a running thread, an open descriptor or an initialised GPU cannot be given
-to a fork, so the module is refused by name. From then on the process only waits on the keeper's channel. For each request it
-forks twice; the process between ends at once, so that the trial is a child of the keeper, which adopts orphans, and the
-keeper learns its exact end from the kernel. The trial sets itself up, says so, waits for the keeper's word, and
-then `_serve` returns in it: the script runs on top of this file's last lines, and its end is the interpreter's own
-end, with all that Python does then (SystemExit, tracebacks, threads, atexit, unflushed files).
+to a fork, so the module is refused by name. From then on there is one fork more than there are trials, the spare: it
+waits on the keeper's channel in the interpreter's place, so that no trial waits for a fork. It was forked twice, and the
+process between ended at once, so that it is a child of the keeper, which adopts orphans, and the keeper learns the
+trial's exact end from the kernel. With its request the spare sets itself up, says so, and waits for the keeper's word;
+then `_serve` returns in it: the script runs on top of this file's last lines, and its end is the interpreter's own end,
+with all that Python does then (SystemExit, tracebacks, threads, atexit, unflushed files). The interpreter forks the next.
 
 On the channel each message is four bytes of length and a JSON object. To the keeper: `importing` (a module), `ready`,
 `refused` (a text), `started` (a pid). From the keeper: one request per trial, with three descriptors: its stdout, its stderr,
@@ -32,6 +33,7 @@ if __name__ == "__main__":
 import _thread  # noqa: E402
 import array  # noqa: E402
 import atexit  # noqa: E402
+import contextlib  # noqa: E402
 import gc  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
@@ -52,6 +54,11 @@ _TASKS = "/proc/self/task"
 _LONGEST_FORGETTING_S = 0.5
 _HEADER_BYTES = 4
 _DESCRIPTORS = 3
+# What a spare tells the interpreter on its way.
+_HAS_REQUEST = b"r"
+_HAS_ANSWERED = b"a"
+# One may be killed for its memory; when so many are, one after the other, there is a reason that stays.
+_MOST_DEATHS = 3
 
 
 # ---- the channel
@@ -199,20 +206,48 @@ def _serve() -> tuple[str, bytes]:
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page with an object on it
     _send(channel, ready=sys.executable)
+    deaths = 0
     while True:
-        request, descriptors = _receive(channel)
         found = _late_impurity()
         if found is not None:
-            _send(
-                channel, refused=f"cannot start a trial warm: the interpreter {found}; it is started plainly"
+            _refuse_next(
+                channel, f"cannot start a trial warm: the interpreter {found}; it is started plainly"
             )
-        else:
-            report_to = _fork(channel)
-            if report_to is not None:
-                channel.close()
-                return _become(request, descriptors, report_to)
-        for descriptor in descriptors:
-            os.close(descriptor)
+            continue
+        news, tell = os.pipe()
+        problem = _fork_twice()
+        if problem is None:
+            os.close(news)
+            return _become(channel, tell)
+        os.close(tell)
+        with open(news, "rb") as file:
+            told = file.read()  # to its end: the spare is a trial now, or dead
+        deaths = 0 if told else deaths + 1
+        if _is_closed(channel):
+            os._exit(0)
+        if problem:
+            _refuse_next(channel, problem)
+        elif told == _HAS_REQUEST:
+            _send(channel, refused="cannot start a trial warm: its fork died at once; it is started plainly")
+        elif deaths >= _MOST_DEATHS:
+            _refuse_next(
+                channel,
+                f"cannot start a trial warm: {deaths} forks of the interpreter died while they waited; it is started plainly",
+            )
+
+
+def _refuse_next(channel: socket.socket, text: str) -> None:
+    """There is no spare, so the interpreter itself hears the next request."""
+    for descriptor in _receive(channel)[1]:
+        os.close(descriptor)
+    _send(channel, refused=text)
+
+
+def _is_closed(channel: socket.socket) -> bool:
+    try:
+        return not channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 _REHEARSAL = """
@@ -252,42 +287,41 @@ def _late_impurity() -> str | None:
     return f"runs {len(threads)} thread(s) now ({', '.join(threads)})" if threads else None
 
 
-def _fork(channel: socket.socket) -> int | None:
-    """Make the process of a trial. In it: the descriptor to report to. In the interpreter: None, the report passed on."""
-    report, report_to = os.pipe()
+def _fork_twice() -> str | None:
+    """Make the spare, as a child of whoever adopts orphans. In it: None. Here, once it is that: what went wrong, or nothing."""
+    adopted, hold = os.pipe()
     try:
         between = os.fork()
     except OSError as error:
-        os.close(report)
-        os.close(report_to)
-        _send(channel, refused=_not_forked(error))
-        return None
+        os.close(adopted)
+        os.close(hold)
+        return _not_forked(error)
     if between == 0:
         try:
-            trial = os.fork()
+            spare = os.fork()
         except OSError as error:
-            os.write(report_to, json.dumps({"refused": _not_forked(error)}).encode("ascii"))
-            os._exit(1)
-        if trial:
+            os._exit(error.errno or 1)
+        if spare:
             os._exit(0)
-        os.close(report)
-        return report_to
-    os.close(report_to)
-    with open(report, "rb") as file:
-        said = file.read()
-    # Only now the trial is the keeper's child, and no process is left behind here.
-    os.waitpid(between, 0)
-    message = json.loads(said) if said else {"refused": "cannot start a trial warm: its fork died at once"}
-    _send(channel, **message)
-    return None
+        os.close(hold)
+        os.read(adopted, 1)  # its end
+        os.close(adopted)
+        return None
+    os.close(adopted)
+    status = os.waitpid(between, 0)[1]
+    os.close(hold)
+    number = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+    return _not_forked(OSError(number, os.strerror(number))) if number else ""
 
 
 def _not_forked(error: OSError) -> str:
     return f"cannot fork the warm interpreter: {error.strerror}; raise the limits on memory and processes"
 
 
-def _become(request: dict[str, Any], descriptors: list[int], report_to: int) -> tuple[str, bytes]:
-    """Turn this fork into the process that the request asks for, once the keeper says so."""
+def _become(channel: socket.socket, tell: int) -> tuple[str, bytes]:
+    """Wait for a request and turn this fork into the process that it asks for, once the keeper says so."""
+    request, descriptors = _receive(channel)
+    _tell(tell, _HAS_REQUEST)
     message: dict[str, Any] = {"started": os.getpid()}
     script, source = "", b""
     try:
@@ -295,14 +329,21 @@ def _become(request: dict[str, Any], descriptors: list[int], report_to: int) -> 
         script, source = _set_up(request, descriptors[0], descriptors[1])
     except OSError as error:
         message["refused"] = f"cannot start a trial warm: {error}; it is started plainly"
-    os.write(report_to, json.dumps(message).encode("ascii"))
-    os.close(report_to)
+    _send(channel, **message)
+    channel.close()
+    _tell(tell, _HAS_ANSWERED)
     # Nothing comes when the keeper is gone or has given this start up: then nobody expects this trial.
     word = os.read(descriptors[2], 1)
     if "refused" in message or not word:
         os._exit(1)
     os.close(descriptors[2])
+    os.close(tell)  # only now the next spare is forked: this trial comes first
     return script, source
+
+
+def _tell(interpreter: int, word: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # it is gone, and this trial goes on
+        os.write(interpreter, word)
 
 
 def _set_up(request: dict[str, Any], stdout: int, stderr: int) -> tuple[str, bytes]:

@@ -135,12 +135,15 @@ class Cluster:
         self._ports: dict[str, frozenset[int]] = {}
         self._inbox: asyncio.Queue[_Item | None] = asyncio.Queue()
         self._database = ThreadPoolExecutor(1, thread_name_prefix="cluster-database")
+        # A long list does not keep anybody from being stored.
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="cluster-reading")
         self._parsers = ThreadPoolExecutor(_READERS_OF_JOBS, thread_name_prefix="cluster-jobs")
         self._runner = Runner(settings, self._container_started, self._container_ended)
         self._notifier = Notifier(
             settings.notification_url, settings.notification_file, self._to_tell, self._was_told
         )
         self._store: Store | None = None
+        self._reader: Store | None = None
         self._lock: int | None = None
         self._worker: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -157,6 +160,7 @@ class Cluster:
         try:
             loop = asyncio.get_running_loop()
             self._store = await loop.run_in_executor(self._database, Store, self._folders.database)
+            self._reader = await loop.run_in_executor(self._reading, Store, self._folders.database)
             self._mounts_work = bool(self.settings.storages) and await asyncio.to_thread(mounts_work)
             found = self.settings.most_platform_retries
             jobs = await self._db(lambda store: store.unfinished(_new_id, found))
@@ -185,10 +189,12 @@ class Cluster:
                 await worker
         finally:
             await self._runner.close()
-            if self._store is not None:
-                store, self._store = self._store, None
-                await asyncio.get_running_loop().run_in_executor(self._database, store.close)
-            self._database.shutdown()
+            reader, self._reader = self._reader, None
+            store, self._store = self._store, None
+            for threads, each in ((self._reading, reader), (self._database, store)):
+                if each is not None:
+                    await asyncio.get_running_loop().run_in_executor(threads, each.close)
+                threads.shutdown()
             self._parsers.shutdown()
             if self._lock is not None:
                 os.close(self._lock)
@@ -241,7 +247,7 @@ class Cluster:
             JobUnknown, NotYours, StateBusy.
         """
         await self._own(user, owner, name, is_admin)
-        job_id = await self._db(lambda store: store.job_id(owner, name))
+        job_id = await self._read(lambda store: store.job_id(owner, name))
         if wanted is ExecutionType.STOP and job_id in self._live:
             done = asyncio.get_running_loop().create_future()
             self._inbox.put_nowait(_Item(job_id, StopAsked(), done))
@@ -257,7 +263,7 @@ class Cluster:
             StillRunning: it has not ended.
         """
         summary = await self._own(user, owner, name, is_admin)
-        job_id = await self._db(lambda store: store.job_id(owner, name))
+        job_id = await self._read(lambda store: store.job_id(owner, name))
         if summary.sub_state is not SubState.COMPLETED or job_id in self._live:
             raise StillRunning(
                 f"cannot delete job {summary.framework_name}: it is {summary.state.value}; stop it first"
@@ -274,7 +280,7 @@ class Cluster:
             JobUnknown, NotYours, StateBusy.
         """
         await self._own(user, owner, name, is_admin)
-        job_id = await self._db(lambda store: store.job_id(owner, name))
+        job_id = await self._read(lambda store: store.job_id(owner, name))
         await self._db(lambda store: store.commit([Write("add_tag", {"job_id": job_id, "tag": tag})]))
 
     async def remove_tag(self, user: str, owner: str, name: str, tag: str, *, is_admin: bool = False) -> None:
@@ -285,7 +291,7 @@ class Cluster:
             TagUnknown: it has no such tag.
         """
         summary = await self._own(user, owner, name, is_admin)
-        job_id = await self._db(lambda store: store.job_id(owner, name))
+        job_id = await self._read(lambda store: store.job_id(owner, name))
         if not await self._db(lambda store: store.remove_tag(job_id, tag)):
             raise TagUnknown(
                 f"cannot remove tag {tag!r}: job {summary.framework_name} has {', '.join(summary.tags) or 'none'}"
@@ -295,7 +301,7 @@ class Cluster:
 
     async def jobs(self) -> list[JobSummary]:
         """All jobs, the newest first."""
-        return await self._db(Store.jobs)
+        return await self._read(Store.jobs)
 
     async def job(self, owner: str, name: str, attempt_id: int | None = None) -> JobDetail:
         """A job with its newest attempt, or with the one asked for.
@@ -303,7 +309,7 @@ class Cluster:
         Raises:
             JobUnknown: no such job, or no such attempt.
         """
-        return await self._db(lambda store: store.detail(owner, name, attempt_id))
+        return await self._read(lambda store: store.detail(owner, name, attempt_id))
 
     async def job_attempts(self, owner: str, name: str) -> list[AttemptSummary]:
         """All attempts of a job, the newest first.
@@ -311,7 +317,7 @@ class Cluster:
         Raises:
             JobUnknown.
         """
-        return await self._db(lambda store: store.attempts(owner, name))
+        return await self._read(lambda store: store.attempts(owner, name))
 
     async def task_attempts(
         self, owner: str, name: str, attempt_id: int, role: str, index: int
@@ -321,7 +327,7 @@ class Cluster:
         Raises:
             JobUnknown: no such job, attempt or task.
         """
-        return await self._db(lambda store: store.task_attempts(owner, name, attempt_id, role, index))
+        return await self._read(lambda store: store.task_attempts(owner, name, attempt_id, role, index))
 
     async def config_text(self, owner: str, name: str) -> str:
         """The job as it was submitted, to the last character but for its secrets, which are masked.
@@ -329,7 +335,7 @@ class Cluster:
         Raises:
             JobUnknown.
         """
-        return await self._db(lambda store: store.config(owner, name))
+        return await self._read(lambda store: store.config(owner, name))
 
     async def events(self, owner: str, name: str, event_type: EventType | None = None) -> list[JobEvent]:
         """What happened to a job, the oldest first; of one type, if asked for.
@@ -337,7 +343,7 @@ class Cluster:
         Raises:
             JobUnknown.
         """
-        return await self._db(lambda store: store.events(owner, name, event_type))
+        return await self._read(lambda store: store.events(owner, name, event_type))
 
     async def log_files(
         self, owner: str, name: str, attempt_id: int, role: str, index: int, task_attempt_id: int
@@ -604,7 +610,7 @@ class Cluster:
 
     async def _own(self, user: str, owner: str, name: str, is_admin: bool) -> JobSummary:
         self._check_open()
-        summary = await self._db(lambda store: store.summary(owner, name))
+        summary = await self._read(lambda store: store.summary(owner, name))
         if user != owner and not is_admin:
             raise NotYours(
                 f"cannot change job {summary.framework_name}: it is not {user}'s; ask {owner} or an administrator"
@@ -614,7 +620,7 @@ class Cluster:
     async def _logs(
         self, owner: str, name: str, attempt_id: int, role: str, index: int, task_attempt_id: int
     ) -> Path:
-        logs = await self._db(
+        logs = await self._read(
             lambda store: store.container_of(owner, name, attempt_id, role, index, task_attempt_id)
         )
         return self._folders.logs_of(*logs)
@@ -624,8 +630,13 @@ class Cluster:
             raise ClusterClosed
         return await asyncio.get_running_loop().run_in_executor(self._database, call, self._store)
 
+    async def _read(self, call: Callable[[Store], _T]) -> _T:
+        if self._reader is None:
+            raise ClusterClosed
+        return await asyncio.get_running_loop().run_in_executor(self._reading, call, self._reader)
+
     async def _to_tell(self) -> list[tuple[int, str]]:
-        return await self._db(Store.notifications)
+        return await self._read(Store.notifications)
 
     async def _was_told(self, number: int) -> None:
         write = Write("remove_notification", {"notification_id": number})

@@ -45,6 +45,14 @@ _KILL_ROUNDS = 5
 # Starting a process blocks for a millisecond or two; the machine has no use for many at a time.
 _THREADS = 4
 _SUPERVISOR_DELAY_S = 20.0
+# Imported, not run as a file: so Python finds it compiled, which halves the 60 ms of its start. Nothing of site-packages is seen.
+_SUPERVISOR = [
+    sys.executable,
+    "-I",
+    "-S",
+    "-c",
+    f"import sys; sys.path.append({str(Path(supervisor.__file__).parent)!r}); import supervisor; supervisor.start()",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +217,7 @@ class Runner:
         last_words = folder / "supervisor.stderr"
         with last_words.open("ab") as stderr:
             child = subprocess.Popen(
-                [sys.executable, "-I", "-S", supervisor.__file__, str(folder)],
+                [*_SUPERVISOR, str(folder)],
                 cwd=folder,
                 env={**inherited(os.environ), CONTAINER_ID: effect.task.container_id},
                 stdin=subprocess.DEVNULL,
@@ -423,7 +431,7 @@ def _remove(folder: Path) -> None:
 
 def mounts_work() -> bool:
     """Whether storages can be shown at the paths that jobs want."""
-    probe = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.MOUNT_PROBE]
+    probe = [*_SUPERVISOR, supervisor.MOUNT_PROBE]
     try:
         return subprocess.run(probe, capture_output=True, timeout=10, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

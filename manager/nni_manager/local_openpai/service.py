@@ -381,6 +381,7 @@ def stop(state: StateFolder) -> ServiceProcess | None:
         ended, _, _ = select.select([descriptor], [], [], _ENDED_WITHIN_S)
     finally:
         os.close(descriptor)
+    _started[:] = [child for child in _started if child.poll() is None]
     if not ended:
         raise ServiceStuck(
             f"cannot end the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "

@@ -1,6 +1,6 @@
 """What a container is here: one process that runs a task's scripts, keeps its logs, and tells how it ended.
 
-It is started as a program of its own (`python -I -S supervisor.py FOLDER`), needs the standard library only, and outlives the
+It is a program of its own (`start`, with a container's folder as argument), needs the standard library only, and outlives the
 cluster that started it. Between the two there are only files of the container's folder:
 
 | File | By | Says |
@@ -540,7 +540,8 @@ def main(folder: Path) -> None:
     supervisor.run()
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """What the program does, after its one argument."""
     if sys.argv[1] == MOUNT_PROBE:
         _enter_namespace()
     else:
