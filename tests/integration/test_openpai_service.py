@@ -1,4 +1,4 @@
-"""The local OpenPAI as a process in the background: nnictl openpai start, stop, status, and what a training service calls."""
+"""The local OpenPAI as a process in the background: what nnictl openpai starts and ends, and a training service calls."""
 
 import concurrent.futures
 import contextlib
@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 
 import pytest
+import requests
 import yaml
 from openpai_here import JOBS, Client, refused
 from openpai_jobs import WORKER, a_job, text_of
@@ -113,11 +115,11 @@ def test_a_user_starts_it_pastes_what_it_prints_and_stops_it(nnictl, state):
     )
     assert shown["host"] == f"127.0.0.1:{port}"
 
-    assert nnictl("stop")[:2] == (
+    assert nnictl("stop-service")[:2] == (
         0,
         "INFO: Stopped OpenPAI on this machine; tasks that run go on, and `nnictl openpai start` finds them\n",
     )
-    code, out, _ = nnictl("stop")
+    code, out, _ = nnictl("stop-service")
     assert (code, "does not run" in out) == (0, True)
     code, out, _ = nnictl("status")
     assert (code, "`nnictl openpai start` starts it" in out) == (1, True)
@@ -173,7 +175,7 @@ def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     told = tmp_path / "told"
     options = ("--port", str(free_port()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
     assert nnictl("start", *options, "--notification-file", str(told))[0] == 0
-    assert nnictl("stop")[0] == 0
+    assert nnictl("stop-service")[0] == 0
     there = service.ensure_running(state)
     assert there.process.options == Options(
         int(options[1]), {"confignfs-data": str(tmp_path / "data")}, {"big": (8, 32768, 2)}, None, str(told)
@@ -283,6 +285,21 @@ def test_after_kill_9_it_is_known_to_be_gone_and_comes_back(state):
     assert service.running(state) is None
     assert service.stop(state) is None
     assert service.ensure_running(state).credentials == there.credentials
+
+
+def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state):
+    there = start(state)
+    with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
+        connection.execute("CREATE TRIGGER t BEFORE INSERT ON event BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with contextlib.suppress(requests.ConnectionError):
+        client_of(there).submit(a_job_of("true"))
+    wait_until(lambda: not state.is_owned(), "it has ended")
+    assert "bug" in state.stderr.read_text()
+    with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
+        connection.execute("DROP TRIGGER t")
+    wait_until(
+        lambda: client_of(service.ensure_running(state)).get(JOBS).json()[0]["completedTime"], "it goes on"
+    )
 
 
 def test_a_second_service_on_the_same_folder_is_refused(state):

@@ -83,13 +83,13 @@ def start(
         _show(service.start(state, wanted), as_json, "Started OpenPAI on this machine")
         return
     if wanted != options:
-        output.warning("options have no effect: it runs already; `nnictl openpai stop` first")
+        output.warning("options have no effect: it runs already; `nnictl openpai stop-service` first")
     _show(found, as_json, "OpenPAI runs on this machine already")
 
 
-@openpai.command(epilog="\b\nExample:\n  nnictl openpai stop")
+@openpai.command("stop-service", epilog="\b\nExample:\n  nnictl openpai stop-service")
 @_state_dir
-def stop(state_dir: Path | None) -> None:
+def stop_service(state_dir: Path | None) -> None:
     """End it. Tasks that run go on, and the next start finds them."""
     from nni_manager.local_openpai import service
 

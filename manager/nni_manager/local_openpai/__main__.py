@@ -93,11 +93,14 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
         serving = loop.create_task(web.serve(sockets=[listener]))
         state.write_process(process)
         log.info("local OpenPAI %s listens on %s", __version__, process.address)
-        await must_end.wait()
+        waiting = [loop.create_task(each) for each in (must_end.wait(), cluster.wait_until_broken())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
         web.should_exit = True
         await serving
     finally:
-        await cluster.close()
+        await cluster.close()  # which tells what is the matter, if something is
     log.info("local OpenPAI ends")
 
 
