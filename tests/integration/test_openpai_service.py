@@ -137,7 +137,8 @@ def test_a_port_that_is_taken_is_named_and_nothing_stays(nnictl, state):
         code, out, err = nnictl("start", "--port", str(port))
     assert (code, out) == (1, "")
     assert err == (
-        f"ERROR: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port with --port N\n"
+        f"ERROR: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another with `nnictl openpai start --port N`\n"
     )
     assert not state.is_owned()
 

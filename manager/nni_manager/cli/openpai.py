@@ -141,6 +141,7 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
                 "storages": dict(storages),
                 "stateDir": str(service.state.path),
                 "pid": process.pid,
+                "version": process.version,
             }
         )
         return

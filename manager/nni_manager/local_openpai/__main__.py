@@ -83,7 +83,7 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)
-    listener = listen(host, options.port, "choose another port with --port N")
+    listener = listen(host, options.port, "choose another with `nnictl openpai start --port N`")
     cluster = Cluster(options.settings(state.cluster))
     process = ServiceProcess(os.getpid(), host, __version__, options)
     api = Api(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
