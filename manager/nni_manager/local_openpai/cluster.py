@@ -202,6 +202,11 @@ class Cluster:
                 os.close(self._lock)
                 self._lock = None
 
+    async def wait_until_broken(self) -> None:
+        """Returns when the cluster can decide nothing any more; the log says why, and only another one can go on."""
+        if self._worker is not None:
+            await asyncio.wait({self._worker})
+
     # ---- what changes jobs
 
     async def submit(self, user: str, config_text: bytes) -> str:
