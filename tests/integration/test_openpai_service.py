@@ -179,7 +179,12 @@ def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     assert nnictl("stop-service")[0] == 0
     there = service.ensure_running(state)
     assert there.process.options == Options(
-        int(options[1]), {"confignfs-data": str(tmp_path / "data")}, {"big": (8, 32768, 2)}, None, str(told)
+        int(options[1]),
+        {"confignfs-data": str(tmp_path / "data")},
+        {"big": (8, 32768, 2)},
+        "process",
+        None,
+        str(told),
     )
     client = client_of(there)
     assert client.get("/api/v2/virtual-clusters").json()["big"]["resourcesTotal"]["gpu"] == 2
@@ -194,7 +199,7 @@ def test_options_survive_the_way_over_a_command_line(tmp_path):
     assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", (4, 1024, 0))
     with pytest.raises(OptionInvalid, match="no folder"):
         storage_of(str(tmp_path / "nope"))
-    options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "http://x/?a=b", "/f")
+    options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "podman", "http://x/?a=b", "/f")
     assert options.to_arguments()[1] == f"--storage=team={folder}"
     assert Options.from_json(json.loads(json.dumps(vars_of(options)))) == options
 

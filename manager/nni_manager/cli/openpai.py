@@ -48,6 +48,9 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     "--virtual-cluster", "virtual_clusters", metavar="NAME=CPUS,MB,GPUS", multiple=True,
     help="What jobs of it may use together. Several are possible.  [default: default, with what this machine has]",
 )  # fmt: skip
+@click.option(
+    "--sandbox", type=click.Choice(["process", "podman"]), help="What runs a task.  [default: process]"
+)
 @click.option("--notification-url", metavar="URL", help="Where changes of jobs are posted.")
 @click.option("--notification-file", metavar="FILE", help="Where changes of jobs are appended.")
 @_state_dir
@@ -56,6 +59,7 @@ def start(
     port: int | None,
     storages: tuple[str, ...],
     virtual_clusters: tuple[str, ...],
+    sandbox: str | None,
     notification_url: str | None,
     notification_file: str | None,
     state_dir: Path | None,
@@ -72,6 +76,7 @@ def start(
         "port": port,
         "storages": dict(map(storage_of, storages)),
         "virtual_clusters": dict(map(virtual_cluster_of, virtual_clusters)),
+        "sandbox": sandbox,
         "notification_url": notification_url,
         "notification_file": notification_file and absolute(notification_file),
     }
@@ -139,6 +144,7 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
                 "user": credentials.user,
                 "token": credentials.token,
                 "storages": dict(storages),
+                "sandbox": process.options.sandbox,
                 "stateDir": str(service.state.path),
                 "pid": process.pid,
                 "version": process.version,

@@ -28,6 +28,7 @@ from nni_manager.local_openpai.options import (
 )
 from nni_manager.local_openpai.refusals import Refused
 from nni_manager.local_openpai.service import HOST, Credentials, ServiceProcess, StateFolder, write_private
+from nni_manager.local_openpai.settings import Sandbox
 from nni_manager.serving import OWN_NAMES, HttpServer, listen
 from trial_keeper import __version__
 
@@ -50,6 +51,7 @@ def main() -> int:
         "--virtual-cluster", action="append", default=[], metavar="NAME=CPUS,MEMORY_MB,GPUS",
         help="what jobs of it may use together",
     )  # fmt: skip
+    parser.add_argument("--sandbox", choices=[each.value for each in Sandbox], default=Sandbox.PROCESS.value)
     parser.add_argument("--notification-url", metavar="URL", help="where changes of jobs are posted")
     parser.add_argument("--notification-file", metavar="FILE", help="where changes of jobs are appended")
     arguments = parser.parse_args()
@@ -74,6 +76,7 @@ def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
         arguments.port,
         storages,
         dict(map(virtual_cluster_of, arguments.virtual_cluster)),
+        arguments.sandbox,
         arguments.notification_url,
         None if arguments.notification_file is None else absolute(arguments.notification_file),
     )
