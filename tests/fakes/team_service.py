@@ -74,7 +74,7 @@ class TeamService(TrainingService):
     async def adopt(self, job_id):
         return JobPresence.UNKNOWN
 
-    async def end_leftovers(self, trial_id):
+    async def end_leftovers(self, job_id, trial_id):
         """Each keeper's guard has."""
 
     async def close(self):

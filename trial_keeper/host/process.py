@@ -20,9 +20,8 @@ from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
+from trial_keeper.wire.workspace import MARKER
 
-MARKER = "NNI_SYS_DIR"
-"""The variable that tells whose a process is: every process of an attempt inherits it, and no other has its value."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LONGEST_SHOWN = 200
 # What was killed is mostly gone within a millisecond. The keeper's loop stands still for so long at the most.
