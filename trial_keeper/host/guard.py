@@ -21,18 +21,24 @@ class Guard:
 
     def __init__(self) -> None:
         read_end, self._pipe = os.pipe()
+        told, tell = os.pipe()
         between = os.fork()
         if between == 0:
             code = 1
             try:
-                if os.fork() == 0:
+                pid = os.fork()
+                if pid == 0:
                     _become_guard(read_end)
+                os.write(tell, str(pid).encode())
                 code = 0
             finally:
                 # Whatever happens, there is no second keeper.
                 os._exit(code)
         os.close(read_end)
+        os.close(tell)
         os.waitpid(between, 0)
+        with open(told, "rb") as file:
+            self.pid = int(file.read() or b"0")
 
     def watch(self, markers: Iterable[str], session: int = 0) -> None:
         """From now on, the keeper's death is to end what is marked so, and what is in this session, if any."""

@@ -47,7 +47,7 @@ from trial_keeper.host.cgroups import MemoryCgroup
 from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
 from trial_keeper.host.guard import Guard
 from trial_keeper.host.mount import with_code
-from trial_keeper.host.process import TrialProcess, adopt_orphans
+from trial_keeper.host.process import TrialProcess, adopt_orphans, ancestors, descendants
 from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
@@ -90,6 +90,7 @@ class _Attempt:
     tail: Tail = field(init=False)
     sizes: Offsets = field(default_factory=dict)
     oom_kills: int = 0
+    shares_memory: bool = False
     in_tmp: frozenset[str] = frozenset()
     sampler: UsageSampler | None = None
     usage: UsageWatch | None = None
@@ -248,9 +249,18 @@ class Host:
         memory = self._memory
         if memory is None or memory.oom_kills() == attempt.oom_kills:
             return None
-        if os.getpid() != 1 and status not in _KILLED:
-            return None  # outside a container others share the limit: it may have been one of them
+        if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
+            return None  # it may have been another's process, and this trial failed by itself
         return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
+
+    def _shares_memory(self) -> bool:
+        """Whether others are counted in this keeper's control group, as on a laptop; in a container it has one of its own."""
+        if self._memory is None or os.getpid() == 1:
+            return False
+        known = {os.getpid(), *ancestors(), *descendants((os.getpid(),))}
+        if self._guard is not None:
+            known.add(self._guard.pid)
+        return not self._memory.pids() <= known
 
     def _names_in_tmp(self) -> frozenset[str]:
         """What lies in the temporary folder, where the next trial of the job could find it."""
@@ -353,6 +363,7 @@ class Host:
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
         attempt.oom_kills = self._memory.oom_kills() if self._memory is not None else 0
+        attempt.shares_memory = self._shares_memory()
         attempt.in_tmp = self._names_in_tmp()
         environ = trial_environ(os.environ, self._settings.experiment_id, trial, folder, self._workspace)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)

@@ -255,6 +255,16 @@ def descendants(pids: Iterable[int]) -> list[int]:
     return found
 
 
+def ancestors() -> list[int]:
+    """The parent of this process, its parent, and so on."""
+    found = [os.getppid()]
+    with contextlib.suppress(OSError):
+        while found[-1] > 1:
+            with open(f"/proc/{found[-1]}/stat", "rb") as file:
+                found.append(int(_fields_of(file.read())[1]))
+    return found
+
+
 def _children(pid: int) -> list[int]:
     children: list[int] = []
     try:
@@ -325,8 +335,15 @@ def _is_dead(pid: int) -> bool:
             stat = file.read()
     except OSError:
         return True
-    # The name before it stands in brackets and may hold anything. Source: proc_pid_stat(5).
-    return stat[stat.rindex(b")") + 2 :][:1] in b"ZX"
+    return _fields_of(stat)[0] in b"ZX"
+
+
+def _fields_of(stat: bytes) -> list[bytes]:
+    """The state, the parent and what follows. The name before them stands in brackets and may hold anything.
+
+    Source: proc_pid_stat(5).
+    """
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def _session_of(pid: int) -> int | None:
