@@ -129,6 +129,8 @@ def _log_to(folder: ExperimentFolder, level: str) -> None:
     )
     # Their tracebacks of lost connections are no news for anybody.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # Says every address it asks, and those of logs hold a token.
+    logging.getLogger("urllib3").setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

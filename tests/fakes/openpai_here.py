@@ -20,13 +20,13 @@ PASSWORDS = {"ada": "ada's password", "bob": "bob's password"}
 
 
 @contextlib.contextmanager
-def an_openpai_here(folder):
+def an_openpai_here(folder, **settings):
     """OpenPAI over a real cluster with two storages, of which `team` is the default."""
     for name in ("team", "data"):
         (folder / name).mkdir()
     storages = tuple(StorageSettings(name, folder / name, name == "team") for name in ("team", "data"))
     default = {"default": ResourceCounts(cpu=4, memory_mb=16_384, gpu=0)}
-    here = OpenPaiHere(Cluster(ClusterSettings(folder / "state", default, storages, grace_s=2.0)))
+    here = OpenPaiHere(Cluster(ClusterSettings(folder / "state", default, storages, 2.0, **settings)))
     try:
         yield here
         here.stop_all()

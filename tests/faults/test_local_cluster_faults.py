@@ -13,7 +13,9 @@ import pytest
 from cluster_process import ClusterProcess
 from real_cluster import commands, end_processes_of, log, over, processes_of, roles, running, settings, until
 
-from nni_manager.local_openpai.errors import StateBusy
+from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.core.job import Job
+from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
 from nni_manager.local_openpai.jobs import ResourceCounts, RetryCounts, State
 from nni_manager.local_openpai.store import Store
 
@@ -230,3 +232,28 @@ def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch)
             assert [job.name for job in await cluster.jobs()] == ["job"]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, caplog):
+    async def broken():
+        cluster = Cluster(settings(folder))
+        await cluster.start()
+        with monkeypatch.context() as patched:
+            patched.setattr(Job, "_start", lambda *_: 1 / 0)
+            await cluster.submit("alice", commands("sleep 0.3; echo ran"))
+            await asyncio.wait_for(cluster.wait_until_broken(), 10)
+        with pytest.raises(ClusterClosed):
+            await cluster.submit("alice", commands("true", name="late"))
+        assert len(await cluster.jobs()) == 1
+        with pytest.raises(ZeroDivisionError):
+            await cluster.close()
+
+    async def go_on():
+        async with running(settings(folder)) as cluster:
+            detail = await over(cluster)
+            assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
+            assert await log(cluster) == "ran\n"
+
+    asyncio.run(asyncio.wait_for(broken(), 30))
+    assert "the cluster stands still" in caplog.text
+    asyncio.run(asyncio.wait_for(go_on(), 30))

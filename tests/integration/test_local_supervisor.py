@@ -35,6 +35,7 @@ def container(tmp_path):
             "old_log_files": 2,
             "grace_s": 5.0,
             "secrets": [],
+            "sandbox": None,
             "mounts": list(mounts),
             **spec,
         }

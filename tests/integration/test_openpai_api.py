@@ -12,10 +12,10 @@ import pytest
 from openpai_here import JOBS, PASSWORDS, OpenPaiHere, an_openpai_here, refused
 from openpai_jobs import a_job, text_of
 from real_experiment import wait_until
-from still_cluster import StillCluster
 
 from nni_manager.local_openpai import errors
 from nni_manager.local_openpai.bodies import MOST_BODY_BYTES
+from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.settings import ClusterSettings
 
 
@@ -25,10 +25,16 @@ def here(tmp_path):
         yield here
 
 
+class FailingCluster(Cluster):
+    """Cannot take in jobs, for the reason a test gives."""
+
+    async def submit(self, user, config_text):
+        raise self.failure
+
+
 @pytest.fixture
-def still(tmp_path):
-    """OpenPAI over a cluster in which nothing happens but what a test says."""
-    with contextlib.closing(OpenPaiHere(StillCluster(ClusterSettings(tmp_path)))) as here:
+def failing(tmp_path):
+    with contextlib.closing(OpenPaiHere(FailingCluster(ClusterSettings(tmp_path)))) as here:
         yield here
 
 
@@ -261,16 +267,16 @@ def test_a_path_that_is_not_there_is_said_to_be_none(here, method, path):
         (errors.VirtualClusterUnknown("cannot find it; use default"), 404, "NoVirtualClusterError"),
     ],
 )
-def test_what_the_cluster_cannot_do_is_told_in_its_words(still, error, status, code):
-    still.cluster.failure = error
-    answer = still.client().submit(text_of(a_job()))
+def test_what_the_cluster_cannot_do_is_told_in_its_words(failing, error, status, code):
+    failing.cluster.failure = error
+    answer = failing.client().submit(text_of(a_job()))
     assert refused(answer, status, code) == str(error)
     assert ("Retry-After" in answer.headers) == (status == 503)
 
 
-def test_a_bug_is_no_secret_and_tells_none(still, caplog):
-    still.cluster.failure = RuntimeError("the inside of it")
-    answer = still.client().submit(text_of(a_job()))
+def test_a_bug_is_no_secret_and_tells_none(failing, caplog):
+    failing.cluster.failure = RuntimeError("the inside of it")
+    answer = failing.client().submit(text_of(a_job()))
     assert "the inside" not in refused(answer, 500, "UnknownError")
     wait_until(lambda: "the inside of it" in caplog.text, "the log tells it to operators")
 

@@ -162,6 +162,26 @@ def test_five_hundred_jobs_submitted_at_once_are_all_there_once(here, capsys):
         assert (status["submissionTime"], status["username"]) == (each["submissionTime"], "ada")
 
 
+def test_each_attempt_of_a_job_and_of_a_task_can_be_looked_at(here):
+    ada = here.client()
+    ada.submit(a_job_of("echo $FC_FRAMEWORK_ATTEMPT_ID; exit 3", jobRetryCount=1))
+    detail = ended(ada)
+    status = detail["jobStatus"]
+    assert (status["attemptId"], status["retries"], status["retryDetails"]["user"]) == (1, 1, 1)
+    first = ada.get(f"{JOBS}/ada~job/attempts/0").json()
+    assert (first["jobStatus"]["attemptId"], first["jobStatus"]["retries"]) == (0, 1)
+    said = [here.client(None).get(links(ada, each)["stdout"]).text for each in (first, detail)]
+    assert said == ["0\n", "1\n"]
+
+    alone = (((*WORKER, "taskRetryCount"), 1),)
+    ada.submit(a_job_of("exit 3", *alone, name="tasks", extras={"gangAllocation": False}))
+    path = path_of_logs(ended(ada, "tasks"))
+    assert "/attempts/0/taskRoles/worker/taskIndex/0/attempts/1/logs" in path
+    history = ada.get(path.removesuffix("/1/logs")).json()
+    assert [each["attemptId"] for each in history["attempts"]] == [1, 0]
+    assert (history["retries"], history["accountableRetries"]) == (1, 1)
+
+
 # ---- jobs that cannot run
 
 _TEN_ALIASES = [f"{chr(98 + n)}: &{chr(98 + n)} [{','.join([f'*{chr(97 + n)}'] * 10)}]\n" for n in range(8)]
@@ -258,6 +278,18 @@ def test_the_log_of_a_running_job_is_followed_from_byte_to_byte(here, tmp_path):
     go_on.touch()
     wait_until(lambda: stdout(since=6).text == "second\n", "the second line is there")
     assert ended(ada)["jobStatus"]["state"] == "SUCCEEDED"
+
+
+def test_what_was_rotated_away_is_a_log_of_its_own(tmp_path):
+    with an_openpai_here(tmp_path, log_file_bytes=1000) as here:
+        ada, guest = here.client(), here.client(None)
+        ada.submit(a_job_of("for i in $(seq 1000 1999); do echo $i; done"))
+        uris = links(ada, ended(ada))
+        kept = [guest.get(uris[name]).text for name in ("stdout.2", "stdout.1", "stdout")]
+        assert "stdout.3" not in uris
+    lines = "".join(kept).splitlines()
+    assert lines == [str(number) for number in range(2000 - len(lines), 2000)]
+    assert 2000 <= sum(map(len, kept)) <= 3000
 
 
 def test_a_link_opens_its_own_log_and_for_two_minutes(here):

@@ -1,4 +1,4 @@
-"""The local OpenPAI as a process in the background: nnictl openpai start, stop-service, status, and what a training service calls."""
+"""The local OpenPAI as a process in the background: what nnictl openpai starts and ends, and a training service calls."""
 
 import concurrent.futures
 import contextlib
@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 
 import pytest
+import requests
 import yaml
 from openpai_here import JOBS, Client, refused
 from openpai_jobs import WORKER, a_job, text_of
@@ -135,7 +137,8 @@ def test_a_port_that_is_taken_is_named_and_nothing_stays(nnictl, state):
         code, out, err = nnictl("start", "--port", str(port))
     assert (code, out) == (1, "")
     assert err == (
-        f"ERROR: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port with --port N\n"
+        f"ERROR: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another with `nnictl openpai start --port N`\n"
     )
     assert not state.is_owned()
 
@@ -176,7 +179,12 @@ def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     assert nnictl("stop-service")[0] == 0
     there = service.ensure_running(state)
     assert there.process.options == Options(
-        int(options[1]), {"confignfs-data": str(tmp_path / "data")}, {"big": (8, 32768, 2)}, None, str(told)
+        int(options[1]),
+        {"confignfs-data": str(tmp_path / "data")},
+        {"big": (8, 32768, 2)},
+        "process",
+        None,
+        str(told),
     )
     client = client_of(there)
     assert client.get("/api/v2/virtual-clusters").json()["big"]["resourcesTotal"]["gpu"] == 2
@@ -191,7 +199,7 @@ def test_options_survive_the_way_over_a_command_line(tmp_path):
     assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", (4, 1024, 0))
     with pytest.raises(OptionInvalid, match="no folder"):
         storage_of(str(tmp_path / "nope"))
-    options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "http://x/?a=b", "/f")
+    options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "podman", "http://x/?a=b", "/f")
     assert options.to_arguments()[1] == f"--storage=team={folder}"
     assert Options.from_json(json.loads(json.dumps(vars_of(options)))) == options
 
@@ -283,6 +291,21 @@ def test_after_kill_9_it_is_known_to_be_gone_and_comes_back(state):
     assert service.running(state) is None
     assert service.stop(state) is None
     assert service.ensure_running(state).credentials == there.credentials
+
+
+def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state):
+    there = start(state)
+    with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
+        connection.execute("CREATE TRIGGER t BEFORE INSERT ON event BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with contextlib.suppress(requests.ConnectionError):
+        client_of(there).submit(a_job_of("true"))
+    wait_until(lambda: not state.is_owned(), "it has ended")
+    assert "bug" in state.stderr.read_text()
+    with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
+        connection.execute("DROP TRIGGER t")
+    wait_until(
+        lambda: client_of(service.ensure_running(state)).get(JOBS).json()[0]["completedTime"], "it goes on"
+    )
 
 
 def test_a_second_service_on_the_same_folder_is_refused(state):

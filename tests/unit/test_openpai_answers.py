@@ -1,6 +1,6 @@
 """Jobs as OpenPAI's API tells of them."""
 
-from still_cluster import a_failed_job, a_summary
+from openpai_pictures import a_failed_job, a_summary
 
 from nni_manager.local_openpai import answers
 from nni_manager.local_openpai.core.states import ExecutionType, State, SubState

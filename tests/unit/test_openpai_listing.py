@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from still_cluster import a_summary
+from openpai_pictures import a_summary
 
 from nni_manager.local_openpai.answers import list_item
 from nni_manager.local_openpai.core.states import State

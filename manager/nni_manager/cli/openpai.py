@@ -49,6 +49,9 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     "--virtual-cluster", "virtual_clusters", metavar="NAME=CPUS,MB,GPUS", multiple=True,
     help="What jobs of it may use together. Several are possible.  [default: default, with what this machine has]",
 )  # fmt: skip
+@click.option(
+    "--sandbox", type=click.Choice(["process", "podman"]), help="What runs a task.  [default: process]"
+)
 @click.option("--notification-url", metavar="URL", help="Where changes of jobs are posted.")
 @click.option("--notification-file", metavar="FILE", help="Where changes of jobs are appended.")
 @_state_dir
@@ -57,6 +60,7 @@ def start(
     port: int | None,
     storages: tuple[str, ...],
     virtual_clusters: tuple[str, ...],
+    sandbox: str | None,
     notification_url: str | None,
     notification_file: str | None,
     state_dir: Path | None,
@@ -73,6 +77,7 @@ def start(
         "port": port,
         "storages": dict(map(storage_of, storages)),
         "virtual_clusters": dict(map(virtual_cluster_of, virtual_clusters)),
+        "sandbox": sandbox,
         "notification_url": notification_url,
         "notification_file": notification_file and absolute(notification_file),
     }
@@ -140,8 +145,10 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
                 "user": credentials.user,
                 "token": credentials.token,
                 "storages": dict(storages),
+                "sandbox": process.options.sandbox,
                 "stateDir": str(service.state.path),
                 "pid": process.pid,
+                "version": process.version,
             }
         )
         return

@@ -28,6 +28,7 @@ from nni_manager.local_openpai.options import (
 )
 from nni_manager.local_openpai.refusals import Refused
 from nni_manager.local_openpai.service import HOST, Credentials, ServiceProcess, StateFolder, write_private
+from nni_manager.local_openpai.settings import Sandbox
 from nni_manager.serving import OWN_NAMES, HttpServer, listen
 from trial_keeper import __version__
 
@@ -50,6 +51,7 @@ def main() -> int:
         "--virtual-cluster", action="append", default=[], metavar="NAME=CPUS,MEMORY_MB,GPUS",
         help="what jobs of it may use together",
     )  # fmt: skip
+    parser.add_argument("--sandbox", choices=[each.value for each in Sandbox], default=Sandbox.PROCESS.value)
     parser.add_argument("--notification-url", metavar="URL", help="where changes of jobs are posted")
     parser.add_argument("--notification-file", metavar="FILE", help="where changes of jobs are appended")
     arguments = parser.parse_args()
@@ -74,6 +76,7 @@ def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
         arguments.port,
         storages,
         dict(map(virtual_cluster_of, arguments.virtual_cluster)),
+        arguments.sandbox,
         arguments.notification_url,
         None if arguments.notification_file is None else absolute(arguments.notification_file),
     )
@@ -83,7 +86,7 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)
-    listener = listen(host, options.port, "choose another port with --port N")
+    listener = listen(host, options.port, "choose another with `nnictl openpai start --port N`")
     cluster = Cluster(options.settings(state.cluster))
     process = ServiceProcess(os.getpid(), host, __version__, options)
     api = Api(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
@@ -93,11 +96,14 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
         serving = loop.create_task(web.serve(sockets=[listener]))
         state.write_process(process)
         log.info("local OpenPAI %s listens on %s", __version__, process.address)
-        await must_end.wait()
+        waiting = [loop.create_task(each) for each in (must_end.wait(), cluster.wait_until_broken())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
         web.should_exit = True
         await serving
     finally:
-        await cluster.close()
+        await cluster.close()  # which tells what is the matter, if something is
     log.info("local OpenPAI ends")
 
 

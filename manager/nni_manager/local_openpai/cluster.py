@@ -99,6 +99,8 @@ TAIL_BYTES = 16 * 1024
 # One transaction holds the outcome of at most so many events.
 _MOST_EVENTS = 1000
 _TRY_AGAIN_S = 1.0
+# A cluster that was killed while it started a process holds the lock until that process is another program.
+_LOCK_WAIT_S, _LOCK_LOOK_S = 1.0, 0.01
 # Reading a job's text takes 20 ms of a core; more threads would only take it from the rest.
 _READERS_OF_JOBS = 2
 _T = TypeVar("_T")
@@ -199,6 +201,11 @@ class Cluster:
             if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
+
+    async def wait_until_broken(self) -> None:
+        """Returns when the cluster can decide nothing any more; the log says why, and only another one can go on."""
+        if self._worker is not None:
+            await asyncio.wait({self._worker})
 
     # ---- what changes jobs
 
@@ -539,13 +546,15 @@ class Cluster:
             raise StateDirUnusable(
                 f"cannot use {error.filename}: {error.strerror}; choose another state directory"
             ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise StateDirUnusable(
-                f"cannot use {self._folders.state_dir}: another cluster does; stop it, or choose another state directory"
-            ) from error
+        gives_up_at_s = time.monotonic() + _LOCK_WAIT_S
+        while not _locked(descriptor):
+            if time.monotonic() > gives_up_at_s:
+                os.close(descriptor)
+                raise StateDirUnusable(
+                    f"cannot use {self._folders.state_dir}: another cluster does; "
+                    "stop it, or choose another state directory"
+                )
+            time.sleep(_LOCK_LOOK_S)
         return descriptor
 
     def _take_up(self, job: Job) -> None:
@@ -646,6 +655,14 @@ class Cluster:
 _IN_PROCESSES = frozenset(
     {SubState.ATTEMPT_PREPARING, SubState.ATTEMPT_RUNNING, SubState.ATTEMPT_DELETION_REQUESTED}
 )
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _say_why(worker: asyncio.Task[None]) -> None:

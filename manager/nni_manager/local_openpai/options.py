@@ -10,7 +10,7 @@ from typing import Any
 
 from nni_manager.errors import UserMistake
 from nni_manager.local_openpai.core.queue import ResourceCounts
-from nni_manager.local_openpai.settings import ClusterSettings, StorageSettings, this_machine
+from nni_manager.local_openpai.settings import ClusterSettings, Sandbox, StorageSettings, this_machine
 from nni_manager.training_services.local.gpus import gpus_of_this_machine
 
 # That of OpenPAI's REST server.
@@ -35,6 +35,7 @@ class Options:
     port: int = DEFAULT_PORT
     storages: Mapping[str, str] = field(default_factory=dict)
     virtual_clusters: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    sandbox: str = Sandbox.PROCESS.value
     notification_url: str | None = None
     notification_file: str | None = None
 
@@ -47,6 +48,7 @@ class Options:
                 f"--virtual-cluster={name}={','.join(map(str, counts))}"
                 for name, counts in self.virtual_clusters.items()
             ),
+            f"--sandbox={self.sandbox}",
             *([f"--notification-url={self.notification_url}"] if self.notification_url else []),
             *([f"--notification-file={self.notification_file}"] if self.notification_file else []),
         ]
@@ -72,6 +74,7 @@ class Options:
             state_dir=state_dir,
             virtual_clusters=clusters or {"default": this_machine(len(gpus_of_this_machine()))},
             storages=tuple(StorageSettings(name, Path(path)) for name, path in self.storages.items()),
+            sandbox=Sandbox(self.sandbox),
             notification_url=self.notification_url,
             notification_file=None if self.notification_file is None else Path(self.notification_file),
         )

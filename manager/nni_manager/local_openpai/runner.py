@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -21,6 +22,8 @@ from typing import Any
 
 from nni_manager.local_openpai import supervisor
 from nni_manager.local_openpai.core.exits import (
+    CONTAINER_NOT_MADE,
+    IMAGE_NOT_FOUND,
     KILLED,
     NODE_LOST,
     NOT_CREATED,
@@ -32,7 +35,14 @@ from nni_manager.local_openpai.core.job import StartContainer, Task
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.environment import CONTAINER_ID, inherited, task_variables
 from nni_manager.local_openpai.planning import RUNTIME_DIR
-from nni_manager.local_openpai.settings import ClusterSettings
+from nni_manager.local_openpai.sandbox import (
+    RUNTIME_IN_CONTAINER,
+    container_tool,
+    end_command,
+    registry_logins,
+    sandbox_commands,
+)
+from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +51,10 @@ _INIT_FAILED = 1
 # What the original tells of a failed task's output.
 _LAST_LINES = 15
 _LAST_BYTES = 2048
+# What podman, docker and registries say of an image that is not there, or that this user may not have.
+_NO_IMAGE = re.compile(
+    "manifest unknown|not found|no such image|does not exist|access denied|unauthorized", re.IGNORECASE
+)
 _KILL_ROUNDS = 5
 # Starting a process blocks for a millisecond or two; the machine has no use for many at a time.
 _THREADS = 4
@@ -115,12 +129,17 @@ class Runner:
         on_started: Callable[[str], None],
         on_ended: Callable[[str, Exit], None],
     ) -> None:
-        """`on_started` and `on_ended` are told a container's id, once each."""
+        """`on_started` and `on_ended` are told a container's id, once each.
+
+        Raises:
+            SandboxMissing: tasks are to run in containers, and nothing here makes any.
+        """
         self._settings = settings
         self._folders = Folders(settings.state_dir)
         self._on_started = on_started
         self._on_ended = on_ended
         self._containers: dict[str, _Container] = {}
+        self._tool = None if settings.sandbox is Sandbox.PROCESS else container_tool()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="containers")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -186,6 +205,7 @@ class Runner:
         runtime, work = folder / "runtime", folder / "work"
         for path in (folder, runtime, work):
             path.mkdir(mode=0o700, parents=True)
+        seen = str(runtime) if self._tool is None else RUNTIME_IN_CONTAINER
         stages = []
         role = plan.role(effect.task.role)
         for stage, scripts in (
@@ -196,22 +216,31 @@ class Runner:
         ):
             for number, script in enumerate(scripts):
                 path = runtime / f"{stage}-{number}.sh"
-                path.write_text(script.replace(RUNTIME_DIR, shlex.quote(str(runtime))), encoding="utf-8")
-                stages.append((stage, str(path)))
-        environ = {
-            **inherited(os.environ),
-            **task_variables(plan, effect.job_attempt_id, effect.task, effect.tasks, str(work)),
-        }
+                path.write_text(script.replace(RUNTIME_DIR, shlex.quote(seen)), encoding="utf-8")
+                stages.append((stage, f"{seen}/{path.name}"))
+        variables = task_variables(plan, effect.job_attempt_id, effect.task, effect.tasks, str(work))
+        sandbox = None
+        mounts = self._mounts(plan)
+        if self._tool is not None:
+            gpus = effect.task.place.gpus if effect.task.place is not None else ()
+            made = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
+            sandbox, mounts = made.to_spec(), []
+            # The tool takes a line for each, and no variable of OpenPAI has two.
+            lines = "".join(f"{name}={value}\n" for name, value in variables.items())
+            (folder / "environ").write_text(lines, encoding="utf-8")
+            if role.image_auth is not None:
+                (folder / "config.json").write_text(registry_logins(role.image_auth), encoding="utf-8")
         spec = {
+            "sandbox": sandbox,
             "stages": stages,
-            "environ": environ,
+            "environ": {**inherited(os.environ), **variables},
             "work_dir": str(work),
             "logs": str(self._containers[effect.task.container_id].logs),
             "log_file_bytes": self._settings.log_file_bytes,
             "old_log_files": self._settings.old_log_files,
             "grace_s": self._settings.grace_s,
             "secrets": plan.secrets,
-            "mounts": self._mounts(plan),
+            "mounts": mounts,
         }
         (folder / supervisor.SPEC).write_text(json.dumps(spec), encoding="utf-8")
         last_words = folder / "supervisor.stderr"
@@ -312,7 +341,10 @@ class Runner:
     async def _finish(self, container_id: str) -> None:
         container = self._containers[container_id]
         folder = self._folders.container(container_id)
-        self._ended(container_id, await self._in_thread(_exit_of, container_id, folder, container))
+        ended = await self._in_thread(_exit_of, container_id, folder, container)
+        if self._tool is not None and ended.code in (KILLED, NODE_LOST):
+            await self._in_thread(_run_quietly, end_command(self._tool, container_id))
+        self._ended(container_id, ended)
 
     def _ended(self, container_id: str, ended: Exit) -> None:
         del self._containers[container_id]
@@ -356,6 +388,8 @@ def _exit_of(container_id: str, folder: Path, container: _Container) -> Exit:
     stage, code = record["stage"], record["exit_code"]
     if code == 0:
         return Exit(0, container_exit_code=0, origin_user_exit_code=0)
+    if stage == supervisor.BEGIN:
+        return _not_made(container.logs)
     if stage == "init":
         kept = code if code > 128 else _INIT_FAILED
         said = f"an init script of a plugin failed with exit code {code}; see runtime.log"
@@ -378,6 +412,17 @@ def _exit_of(container_id: str, folder: Path, container: _Container) -> Exit:
         origin_user_exit_code=None if stage == "pre" else 0,
         diagnostics=said,
     )
+
+
+def _not_made(logs: Path) -> Exit:
+    said = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
+    code = IMAGE_NOT_FOUND if _NO_IMAGE.search(said) else CONTAINER_NOT_MADE
+    return Exit(code, diagnostics=f"its container could not be made:\n{said}")
+
+
+def _run_quietly(command: list[str]) -> None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(command, capture_output=True, timeout=_SUPERVISOR_DELAY_S, check=False)
 
 
 def _lost(container_id: str, folder: Path) -> Exit:

@@ -201,7 +201,7 @@ class StateFolder:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, and that is there, whole, after a loss of power."""
+    """Write a file that only its owner may read, and that is whole whatever dies meanwhile."""
     temporary = path.with_name(f".{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

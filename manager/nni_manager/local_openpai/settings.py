@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from nni_manager.local_openpai.jobs import ResourceCounts
@@ -15,6 +16,13 @@ LOG_FILE_BYTES = 256 * 2**20
 OLD_LOG_FILES = 2
 # A port conflict or a SIGKILL from outside is retried without counting; the original does so for ever.
 MOST_PLATFORM_RETRIES = 10
+
+
+class Sandbox(Enum):
+    """What a task runs in: processes of this machine, or a real container of its job's image."""
+
+    PROCESS = "process"
+    PODMAN = "podman"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,7 @@ class ClusterSettings:
     virtual_clusters: dict[str, ResourceCounts] = field(default_factory=lambda: {"default": this_machine()})
     storages: tuple[StorageSettings, ...] = ()
     grace_s: float = GRACE_S
+    sandbox: Sandbox = Sandbox.PROCESS
     host_ip: str = "127.0.0.1"
     notification_url: str | None = None
     notification_file: Path | None = None

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -455,8 +456,14 @@ def _exit(row: sqlite3.Row) -> Exit | None:
     return None if row["exit"] is None else Exit(**json.loads(row["exit"]))
 
 
+# Most jobs have none, and a list has thousands of jobs.
+@lru_cache(maxsize=256)
+def _counts_of(text: str) -> RetryCounts:
+    return RetryCounts(**json.loads(text))
+
+
 def _counts(row: sqlite3.Row) -> RetryCounts:
-    return RetryCounts(**json.loads(row["retries"]))
+    return _counts_of(row["retries"])
 
 
 def _place(row: sqlite3.Row) -> Place | None:

@@ -11,6 +11,9 @@ cluster that started it. Between the two there are only files of the container's
 
 When it has begun it writes one byte to its stdout.
 
+Where tasks run in real containers, `sandbox` in spec.json has the commands that begin and end one, run a script in it, and stop
+that.
+
 Theory of operation. Each script leads a session of its own; this process adopts orphans, so that all they start stays below it,
 and when the last script has ended everything below is killed. SIGTERM goes to the script's process group, SIGKILL after a grace
 to everything; a second SIGTERM ends the grace. Output comes through pipes, so that secrets can be taken out of it and files
@@ -37,6 +40,8 @@ SPEC, PROCESS, EXIT = "spec.json", "process.json", "exit.json"
 LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
 CURRENT = "current"
 MASK = b"******"
+BEGIN = "container"
+"""The stage in which a real container is made, where tasks run in one."""
 MOUNT_PROBE = "--mount-probe"
 """Instead of a folder: fail unless storages could be mounted."""
 
@@ -45,6 +50,7 @@ _POLL_S = 1.0
 # What was killed is gone within milliseconds; large memory takes seconds to be given back.
 _LONGEST_DEATH_S = 10.0
 _DRAIN_S = 5.0
+_TOOL_S = 60.0
 # A full disk may be cleared; without this file the cluster takes the task for lost.
 _EXIT_TRIES = 60
 _MOST_BESIDE_A_MOUNT = 500
@@ -273,6 +279,8 @@ class Supervisor:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._spec: dict[str, Any] = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+        self._sandbox: dict[str, list[str]] | None = self._spec["sandbox"]
+        self._stops_inside = False
         self._stopping = Stopping(self._spec["grace_s"])
         signal.signal(signal.SIGTERM, self._stopping.ask)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -296,7 +304,7 @@ class Supervisor:
         for problem in mount_storages(self._spec["mounts"], self._folder):
             self._streams.note(problem)
         stage, code = "", 0
-        for stage, script in self._spec["stages"]:
+        for stage, script in [*([[BEGIN, ""]] if self._sandbox else []), *self._spec["stages"]]:
             if self._stopping.was_asked:
                 code = 128 + signal.SIGTERM
                 break
@@ -306,6 +314,8 @@ class Supervisor:
             if code != 0:
                 break
         survivors = self._end_everything()
+        if self._sandbox:
+            self._streams.note(_said_by(self._sandbox["end"]))
         self._streams.drain()
         if survivors:
             self._streams.note(f"cannot end the processes {survivors}: they are another user's, or hang")
@@ -321,18 +331,24 @@ class Supervisor:
 
     def _run_script(self, stage: str, script: str) -> int:
         is_user = stage == "user"
+        command = ["bash", script]
+        if self._sandbox:
+            command = self._sandbox["begin"] if stage == BEGIN else [*self._sandbox["run"], script]
+        self._stops_inside = self._sandbox is not None and stage != BEGIN
         try:
             child = subprocess.Popen(
-                ["bash", script],
+                command,
                 cwd=self._spec["work_dir"],
-                env=self._spec["environ"],
+                env=None if self._sandbox else self._spec["environ"],
                 stdin=subprocess.DEVNULL,
                 stdout=self._streams.writer("stdout" if is_user else "runtime"),
                 stderr=self._streams.writer("stderr" if is_user else "runtime"),
                 start_new_session=True,
             )
         except OSError as error:
-            self._streams.note(f"cannot start bash in {self._spec['work_dir']}: {error.strerror}; install it")
+            self._streams.note(
+                f"cannot start {command[0]} in {self._spec['work_dir']}: {error.strerror}; install it"
+            )
             return 127
         self._child, self._ended = child.pid, None
         while not self._is_over():
@@ -360,6 +376,9 @@ class Supervisor:
         if self._stopping.was_asked and not self._stopping.was_passed_on:
             self._stopping.was_passed_on = True
             self._streams.note("asked to stop")
+            if self._stops_inside:
+                self._streams.note(_said_by(self._sandbox["stop"] if self._sandbox else []))
+                return
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, number)
@@ -394,6 +413,15 @@ class Supervisor:
                 temporary.replace(self._folder / EXIT)
                 return
             time.sleep(1.0)
+
+
+def _said_by(command: list[str]) -> str:
+    """Run it, and what it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot run {command[0]}: {error}; see whether it works here"
+    return f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()
 
 
 def _group_lives(group: int) -> bool:

@@ -154,10 +154,7 @@ class OpenPaiService(TrainingService):
         job = self._jobs.setdefault(job_id, _Job(job_id, name, time.monotonic()))
         job.is_posting = True
         try:
-            # The name is ours alone: a job that has it was handed in by an earlier try.
-            with contextlib.suppress(JobExists):
-                text = render_job(self._template, name, seen)
-                await _in_thread(self._submitters, self._cluster.submit, text)
+            await _in_thread(self._submitters, self._hand_in, name, seen)
             job.is_watched = job.was_taken = True
         except UserMistake as error:
             raise TryAgain(str(error)) from error
@@ -165,6 +162,11 @@ class OpenPaiService(TrainingService):
             job.is_posting = False
             job.submitted_at_s = time.monotonic()
         self._watch()
+
+    def _hand_in(self, name: str, settings: KeeperSettings) -> None:
+        # The name is ours alone: a job that has it was handed in by an earlier try.
+        with contextlib.suppress(JobExists):
+            self._cluster.submit(render_job(self._template, name, settings))
 
     async def stop(self, job_id: str) -> bool:
         """Have OpenPAI told to stop the job, as soon as it can be told."""
@@ -195,7 +197,7 @@ class OpenPaiService(TrainingService):
         self._watch()
         return JobPresence.RUNNING
 
-    async def end_leftovers(self, trial_id: str) -> None:
+    async def end_leftovers(self, job_id: str, trial_id: str) -> None:
         """A container that ended has left nothing."""
 
     async def close(self) -> None:
