@@ -180,6 +180,48 @@ def test_the_digits_are_read_by_jobs_that_run_many_trials(home, nnictl):
     assert jobs(nnictl) == {f"nni_exp_{experiment_id}_env_{number}": "SUCCEEDED" for number in (0, 1)}
 
 
+def test_the_policy_of_a_job_file_with_two_roles_ends_the_trial(home, nnictl):
+    (home / "work" / "job.yml").write_text(
+        """\
+protocolVersion: 2
+name: team
+type: job
+prerequisites: [{type: dockerimage, name: i, uri: anything}]
+parameters: {greeting: "it's me"}
+taskRoles:
+  ps:
+    dockerImage: i
+    resourcePerInstance: {gpu: 0, cpu: 1, memoryMB: 256}
+    completion: {minFailedInstances: 1, minSucceededInstances: -1}
+    commands: ['echo "<% $parameters.greeting %> at $PAI_HOST_IP_ps_0"', sleep 1000]
+  worker:
+    instances: 2
+    dockerImage: i
+    resourcePerInstance: {gpu: 0, cpu: 1, memoryMB: 256}
+    completion: {minFailedInstances: 1, minSucceededInstances: 2}
+    commands: ['if [ "$PAI_TASK_INDEX" = 0 ]; then python3 train.py; fi']
+"""
+    )
+    lines = ("command: python3 train.py", "gpuNum: 0", "cpuNum: 1", "memoryMB: 256", "image: anything")
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={
+            "maxTrialNum: 3": "maxTrialNum: 1",
+            "  codeDir: .\n": "  codeDir: .\n  paiConfigPath: job.yml\n",
+            **{f"  {line}\n": "" for line in lines},
+        },
+    )
+    experiment_id = created(done)
+    (trial,) = trials(nnictl, experiment_id)
+    assert trial["status"] == "SUCCEEDED"
+    assert trial["value"] is not None
+    # The cluster applies the same policy; whoever comes first names the end.
+    assert set(jobs(nnictl).values()) <= {"SUCCEEDED", "STOPPED"}
+    tasks = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts" / "0"
+    assert sorted(task.name for task in tasks.iterdir()) == ["ps-0", "worker-0", "worker-1"]
+    assert (tasks / "ps-0" / "output" / "stdout").read_text() == "it's me at 127.0.0.1\n"
+
+
 def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
     (home / "work" / "train.py").write_text(ENDLESS)
     done = nnictl(

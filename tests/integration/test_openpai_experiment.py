@@ -1,5 +1,7 @@
 """Whole experiments with the real nnictl on a server of ours that runs jobs as OpenPAI would, each task with a real keeper."""
 
+import contextlib
+import json
 import os
 import re
 import shutil
@@ -8,8 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_pai import USER, FakePai
+from real_experiment import wait_until
 
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import Workspace
@@ -194,6 +198,39 @@ def test_a_cluster_that_refuses_and_stumbles_costs_no_trial(nnictl, place, serve
     )
     assert {job.state for job in server.jobs.values()} == {"SUCCEEDED"}
     assert len(trials_of(workspace_of(place, done))) == len(server.jobs) == 3
+
+
+def test_a_job_that_somebody_removed_ends_its_trial_with_that_reason(nnictl, place, server):
+    (place / "train.py").write_text(
+        TRAIN.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
+    )
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 1"}
+    )
+    assert done.returncode == 0, done.stderr
+    workspace = workspace_of(place, done)
+    experiment_id = workspace.root.name
+
+    def trial():
+        found = json.loads(nnictl("trial", "ls", experiment_id, "--json").stdout)
+        return found[0] if found else {"state": "NONE"}
+
+    wait_until(lambda: trial()["state"] == "RUNNING", "the trial runs")
+    job = server.jobs.pop(f"{USER}~nni_exp_{experiment_id}_trial_{trial()['id']}")
+    for process in job.processes:
+        kill_all_of(process)
+    wait_until(lambda: trial()["state"] == "FAILED", "the trial has failed", 30)
+    assert trial()["reason"] == "job lost"
+    assert "its keeper is gone" in trial()["message"]
+    assert f"job {job.name} on OpenPAI is gone: somebody has removed it there" in trial()["message"]
+    assert nnictl("stop", experiment_id).returncode == 0
+
+
+def kill_all_of(process):
+    """As a cluster that removes a container."""
+    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 @pytest.mark.skipif(

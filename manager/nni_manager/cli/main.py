@@ -198,12 +198,14 @@ def create(config_path: Path, port: int | None, debug: bool, foreground: bool) -
     config = read_experiment_file(config_path)
     if debug:
         config = dataclasses.replace(config, debug=True, version_check=False)
-    warnings = preflight.check_platform(config)
+    place = preflight.check_platform(config)
     ports = _ports(port)
     for expansion in config.expansions:
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
-    for warning in warnings:
+    for warning in place.warnings:
         output.warning(warning)
+    if place.where:
+        output.info(f"run jobs on {place.where}")
     if config.pai is not None:
         from nni_manager.engine.code_snapshot import size_of
 

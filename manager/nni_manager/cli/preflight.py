@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nni_manager.cli.experiments import running_experiments
@@ -91,8 +92,16 @@ def _port_problem(port: int) -> str | None:
     return None
 
 
-def check_platform(config: ExperimentConfig) -> list[str]:
-    """See that trials can run where the experiment file wants them; what else to tell the user.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where trials run, in words (empty: on this machine), and what else the user should know of it."""
+
+    where: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def check_platform(config: ExperimentConfig) -> Place:
+    """See that trials can run where the experiment file wants them.
 
     Raises:
         GpusMissing, CommandMissing: not on this machine.
@@ -102,11 +111,11 @@ def check_platform(config: ExperimentConfig) -> list[str]:
         return check_cluster(config)
     check_gpus(config)
     check_command(config)
-    return []
+    return Place()
 
 
-def check_cluster(config: ExperimentConfig) -> list[str]:
-    """See that OpenPAI lets this user in and has what jobs ask for; what to tell the user of it, and of the job file.
+def check_cluster(config: ExperimentConfig) -> Place:
+    """See that OpenPAI lets this user in and has what jobs ask for. Starts the one of this machine, if that is meant.
 
     Raises:
         ProtocolInvalid: the job file cannot be used.
@@ -133,7 +142,7 @@ def check_cluster(config: ExperimentConfig) -> list[str]:
                     f"cannot run jobs on OpenPAI at {cluster.address}: there is no {what} {name!r} that {cluster.user} may "
                     f"use; correct it in {config.config_path.name} (known: {known})"
                 )
-    return list(template.warnings)
+    return Place(f"OpenPAI at {cluster.address}, as {cluster.user}", template.warnings)
 
 
 def check_command(config: ExperimentConfig) -> None:
