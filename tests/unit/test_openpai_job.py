@@ -122,6 +122,38 @@ def test_the_same_input_gives_the_same_text():
     assert render_job(template_of(pai()), "n", SETTINGS) == render_job(template_of(pai()), "n", SETTINGS)
 
 
+MADE = Path(__file__).parents[1] / "golden/openpai/made"
+REUSED = KeeperSettings(
+    *("EXPT", "env-0", f"{MOUNT}/EXPT", "c0ffee"),
+    mount=MOUNT,
+    relay_output=True,
+    max_trials=50,
+    warm_imports=("numpy", "torch.nn"),
+)
+TEAM = a_job(
+    (
+        ("taskRoles", "ps"),
+        {**a_job()["taskRoles"]["worker"], "instances": 1, "commands": ["serve 'it'", "sleep 9"]},
+    ),
+    parameters={"lr": 0.1},
+    secrets={"word": "w"},
+    extras={**STORAGE, "com.example.x": [1, "yes"]},
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "name", "keeper"),
+    [
+        ("trial.yaml", pai(), job_name("EXPT", "trial1"), SETTINGS),
+        ("reused.yaml", pai(mount="/data", virtual_cluster=None), job_name("EXPT", "env-0"), REUSED),
+        ("job_file.yaml", with_job_file(TEAM), job_name("EXPT", "trial1"), SETTINGS),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.endswith(".yaml") else "",
+)
+def test_what_is_made_is_what_was_looked_at(file, config, name, keeper):
+    assert render_job(template_of(config), name, keeper) == (MADE / file).read_text()
+
+
 # ---- job files
 
 
