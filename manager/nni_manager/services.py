@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -46,7 +47,8 @@ def make_service(
         # Tasks of this machine then see the storage where it is.
         pai = replace(pai, mount=str(pai.storage))
     template = template_of(pai)
-    cluster = open_cluster(_with_todays_login(config, pai), template)
+    login = partial(_todays_login, config, pai)
+    cluster = open_cluster(login(), template, newer_token=lambda: login().token)
     return lambda on_job_ended: OpenPaiService(
         cluster,
         template,
@@ -59,16 +61,28 @@ def make_service(
 
 
 def open_cluster(
-    pai: PaiConfig, template: JobTemplate | None = None, patience: Patience | None = None
+    pai: PaiConfig,
+    template: JobTemplate | None = None,
+    patience: Patience | None = None,
+    newer_token: Callable[[], str | None] = lambda: None,
 ) -> OpenPai:
     """The cluster that an experiment file names. `template`: what runs there, so that this machine's own is fit for it.
+
+    `newer_token`: see `OpenPai`.
 
     Raises:
         UserMistake: it names none, or that of this machine cannot be had.
     """
     if pai.is_local:
         return _cluster_of_this_machine(pai, template, patience)
-    return OpenPai(pai.host, pai.user, token=pai.token, password=pai.password, patience=patience)
+    return OpenPai(
+        pai.host,
+        pai.user,
+        token=pai.token,
+        password=pai.password,
+        newer_token=newer_token,
+        patience=patience,
+    )
 
 
 def _cluster_of_this_machine(
@@ -163,8 +177,8 @@ def listens_at(address: str) -> str:
     return address if address.startswith(_LOOPBACK) else "0.0.0.0"
 
 
-def _with_todays_login(config: ExperimentConfig, stored: PaiConfig) -> PaiConfig:
-    """The login of the experiment file as it is now: tokens expire while an experiment waits to be resumed."""
+def _todays_login(config: ExperimentConfig, stored: PaiConfig) -> PaiConfig:
+    """The login of the experiment file as it is now: tokens expire, and experiments last."""
     try:
         today = read_experiment_file(config.config_path).pai
     except ConfigInvalid:

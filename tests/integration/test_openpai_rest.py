@@ -170,6 +170,16 @@ def test_a_password_gets_a_token_and_a_new_one_when_that_has_expired(server):
     assert server.logins == 2
 
 
+def test_a_token_that_has_expired_is_replaced_by_one_that_somebody_has_written_down(server):
+    written = ["expired"]
+    cluster = OpenPai(server.host, USER, token="expired", newer_token=lambda: written[-1], patience=QUICK)
+    with pytest.raises(LoginRefused):
+        cluster.jobs()
+    written.append(TOKEN)
+    assert cluster.jobs() == []
+    assert server.counted()["GET", "/jobs"] == 3
+
+
 def test_several_threads_log_in_once(server):
     cluster = OpenPai(server.host, USER, password=PASSWORD, patience=QUICK)
     threads = [threading.Thread(target=cluster.jobs) for _ in range(8)]

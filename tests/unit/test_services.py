@@ -65,15 +65,15 @@ def test_a_cluster_that_no_name_leads_to_is_a_mistake(config):
         services.address_for_keepers(config("no.such.host.invalid"))
 
 
-def test_a_resumed_experiment_logs_in_as_its_file_says_now(config):
+def test_an_experiment_logs_in_as_its_file_says_now(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
-    today = services._with_todays_login(stored, stored.pai)
+    today = services._todays_login(stored, stored.pai)
     assert today.token == "second"
     config(token="third", host="192.0.2.99")
-    assert services._with_todays_login(stored, stored.pai).token == "first", "it is another cluster's"
+    assert services._todays_login(stored, stored.pai).token == "first", "it is another cluster's"
     stored.config_path.unlink()
-    assert services._with_todays_login(stored, stored.pai).token == "first"
+    assert services._todays_login(stored, stored.pai).token == "first"
 
 
 @pytest.mark.parametrize(

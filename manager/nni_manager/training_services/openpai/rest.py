@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -42,7 +42,7 @@ class ClusterAway(TryAgain):
 
 
 class LoginRefused(TryAgain):
-    """cannot log in to OpenPAI; write a token that is valid into the experiment file, then `nnictl resume`"""
+    """cannot log in to OpenPAI; write a token that is valid into the experiment file"""
 
 
 class NotAllowed(UserMistake):
@@ -155,9 +155,12 @@ class OpenPai:
         *,
         token: str | None = None,
         password: str | None = None,
+        newer_token: Callable[[], str | None] = lambda: None,
         patience: Patience | None = None,
     ) -> None:
         """`host` with or without scheme. With a password, a token is got when one is needed.
+
+        `newer_token` is asked when a token has expired: somebody may have written down another one. Called from any thread.
 
         Raises:
             UserMistake: `host` is no host.
@@ -171,6 +174,7 @@ class OpenPai:
         self.user = user
         self._token = token
         self._password = password
+        self._newer_token = newer_token
         self._patience = patience or Patience()
         self._login = threading.Lock()
         self._closed = threading.Event()
@@ -404,13 +408,8 @@ class OpenPai:
                 status = answer.status_code
                 if status < 300 or (since and status == requests.codes.requested_range_not_satisfiable):
                     return answer
-                if (
-                    status == requests.codes.unauthorized
-                    and token is not None
-                    and self._password
-                    and not has_new_token
-                ):
-                    self._forget(token)
+                is_expired = status == requests.codes.unauthorized and token is not None
+                if is_expired and not has_new_token and self._replace(token):
                     has_new_token = True
                     continue
                 problem = f"it answers {status}: {self._words(answer)}"
@@ -441,8 +440,8 @@ class OpenPai:
                 way_out = (
                     "correct paiConfig.passWord"
                     if self._password
-                    else "get a new token on your profile page there (one for applications does not expire), write it into the "
-                    "experiment file, and go on with `nnictl resume`"
+                    else "get a new token on your profile page there (one for applications does not expire), and write it into "
+                    "the experiment file"
                 )
                 return LoginRefused(f"{said}; {way_out}")
             case 403:
@@ -487,10 +486,15 @@ class OpenPai:
                 self._token = self._new_token()
             return self._token
 
-    def _forget(self, token: str) -> None:
+    def _replace(self, token: str | None) -> bool:
+        """Whether there is, or can be got, another token than this one, which has expired."""
         with self._login:
             if self._token == token:  # and no other thread has got a new one
-                self._token = None
+                newer = None if self._password else self._newer_token()
+                if newer == token or (newer is None and self._password is None):
+                    return False
+                self._token = newer
+            return True
 
     def _new_token(self) -> str:
         if self._password is None:
