@@ -253,7 +253,7 @@ def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state
 
 def test_many_that_want_it_at_the_same_moment_get_the_same_one(state):
     state.make()
-    state.write_process(service.ServiceProcess(1, "127.0.0.1", "0", Options(port=free_port())))
+    state.write_process(service.ServiceProcess(1, 0.0, "127.0.0.1", "0", Options(port=free_port())))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: service.ensure_running(state), range(4)))
     assert len({each.process.pid for each in found}) == 1
@@ -306,6 +306,30 @@ def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state)
     wait_until(
         lambda: client_of(service.ensure_running(state)).get(JOBS).json()[0]["completedTime"], "it goes on"
     )
+
+
+def test_a_number_that_is_another_process_by_now_gets_no_signal(state):
+    state.make()
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        state.write_process(service.ServiceProcess(bystander.pid, 0.0, "127.0.0.1", "0", Options()))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            with state.owned():
+                stopping = pool.submit(service.stop, state)
+                # It waits for an owner that says who it is.
+                assert concurrent.futures.wait([stopping], timeout=0.3).not_done
+            assert stopping.result(10) is None
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_it_can_be_run_in_the_foreground_and_stopped_from_elsewhere(nnictl, state):
+    arguments = ["--state-dir", state.path.name, "--port", str(free_port())]
+    with subprocess.Popen(
+        [sys.executable, "-m", "nni_manager.local_openpai", *arguments], cwd=state.path.parent
+    ) as server:
+        wait_until(lambda: service.running(state), "it answers")
+        assert nnictl("stop-service")[0] == 0
+        assert server.wait(30) == 0
 
 
 def test_a_second_service_on_the_same_folder_is_refused(state):

@@ -322,6 +322,13 @@ class SaveJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveUsage:
+    """Store what a task used just now."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitJob:
     """Ask the cluster for the job, once it is stored; `job.trial_id` is the trial it is made for, if it is for one."""
 
@@ -384,6 +391,7 @@ Effect = (
     | SaveTrial
     | SaveExperiment
     | SaveJob
+    | SaveUsage
     | SubmitJob
     | GiveTrial
     | DismissJob
@@ -616,7 +624,8 @@ class Experiment:
         trial = self.trials[usage.key.trial_id]
         if trial.state.is_final or trial.attempt_of(usage.key.task) != usage.key.attempt:
             return []
-        return [SaveTrial(trial)] if trial.used(usage) else []
+        is_higher = trial.used(usage)
+        return [SaveUsage(usage), *([SaveTrial(trial)] if is_higher else [])]
 
     def _note_end(self, ended: TrialEnded) -> list[Effect]:
         trial, key = self.trials[ended.key.trial_id], ended.key

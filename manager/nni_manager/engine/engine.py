@@ -34,6 +34,7 @@ from nni_manager.domain.experiment import (
     SaveExperiment,
     SaveJob,
     SaveTrial,
+    SaveUsage,
     SubmitJob,
     TakeRest,
     TellTuner,
@@ -52,7 +53,15 @@ from nni_manager.engine.picture import Picture, experiment_of
 from nni_manager.engine.trial_files import LeftBehind, left_behind, read_rest, write_experiment, write_trial
 from nni_manager.errors import NniManagerError, TryAgain
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import ExperimentRow, JobRow, Store, StoredExperiment, StoreReader, TrialRow
+from nni_manager.store.store import (
+    ExperimentRow,
+    JobRow,
+    Store,
+    StoredExperiment,
+    StoreReader,
+    TrialRow,
+    UsageRow,
+)
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
@@ -260,6 +269,8 @@ class Engine:
                 self._last_save = self.commits.add(
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
+            case SaveUsage():
+                self.commits.add([UsageRow(effect.usage, time.time())])
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():

@@ -6,7 +6,6 @@ import contextlib
 import getpass
 import logging
 import logging.handlers
-import os
 import re
 import secrets
 import signal
@@ -88,7 +87,7 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
         loop.add_signal_handler(number, must_end.set)
     listener = listen(host, options.port, "choose another with `nnictl openpai start --port N`")
     cluster = Cluster(options.settings(state.cluster))
-    process = ServiceProcess(os.getpid(), host, __version__, options)
+    process = ServiceProcess.here(host, options)
     api = Api(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
     web = HttpServer(api.app(OWN_NAMES if host == HOST else ["*"]))
     try:

@@ -88,10 +88,10 @@ class LogLinks:
         return PlainTextResponse(piece.data, status_code=206, headers={"Content-Range": content_range})
 
     async def _rest_of(self, place: LogPlace, piece: LogPiece) -> AsyncIterator[bytes]:
-        """As much as the log had when it was asked for, however it grows."""
+        """All that was there when it was asked for, and of what came meanwhile a little."""
         sent, size_bytes = 0, piece.size_bytes
         while piece.data and sent < size_bytes:
-            yield piece.data[: size_bytes - sent]
+            yield piece.data
             sent += len(piece.data)
             piece = await self._cluster.read_log(*place, offset=sent, most_bytes=_CHUNK_BYTES)
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.local_openpai.options import Options
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
+from trial_keeper import __version__
 
 T = TypeVar("T")
 
@@ -67,12 +68,18 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class ServiceProcess:
-    """The process that serves, or the last one that did."""
+    """The process that serves, or the last one that did. `began_at_s` is in seconds since the epoch, as the kernel has it."""
 
     pid: int
+    began_at_s: float
     host: str
     version: str
     options: Options
+
+    @classmethod
+    def here(cls, host: str, options: Options) -> ServiceProcess:
+        """This process."""
+        return cls(os.getpid(), psutil.Process().create_time(), host, __version__, options)
 
     @property
     def address(self) -> str:
@@ -231,18 +238,22 @@ def running(state: StateFolder) -> Service | None:
     Raises:
         FolderUnusable: nobody can tell.
     """
-    try:
-        if not state.is_owned():
-            return None
-    except OSError as error:
-        raise FolderUnusable(
-            f"cannot look into {state.path}: {error.strerror}; name another with --state-dir"
-        ) from error
+    if not _is_owned(state):
+        return None
     process, credentials = state.process(), state.credentials()
     if process is None or credentials is None:
         return None  # it is just beginning
     service = Service(state, process, credentials)
     return service if _answers(service) else None
+
+
+def _is_owned(state: StateFolder) -> bool:
+    try:
+        return state.is_owned()
+    except OSError as error:
+        raise FolderUnusable(
+            f"cannot look into {state.path}: {error.strerror}; name another with --state-dir"
+        ) from error
 
 
 def _answers(service: Service) -> bool:
@@ -362,21 +373,24 @@ def stop(state: StateFolder) -> ServiceProcess | None:
     """End the service; the process that it was, None where none ran. Tasks go on, and the next service finds them.
 
     Raises:
-        ServiceStuck: it does not end.
+        ServiceStuck: it does not end, or does not get so far as to be told to.
         FolderUnusable: nobody can tell whether it runs.
     """
-    service = running(state)
-    process = service.process if service else state.process()
-    if process is None or not state.is_owned():
-        return None
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return process
-    try:
-        # The number may be another process's by now.
-        if not _is_service_of(process.pid, state):
+    gives_up_at_s = time.monotonic() + _READY_WITHIN_S
+    while True:
+        if not _is_owned(state):
             return None
+        process = state.process()
+        descriptor = None if process is None else _descriptor_of(process)
+        if process is not None and descriptor is not None:
+            break
+        if time.monotonic() > gives_up_at_s:
+            raise ServiceStuck(
+                f"cannot end the local OpenPAI in {state.path}: it has not begun to answer; "
+                f"see {state.log}, and try again"
+            )
+        time.sleep(_POLL_S)  # it is just beginning, or ending
+    try:
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         ended, _, _ = select.select([descriptor], [], [], _ENDED_WITHIN_S)
     finally:
@@ -390,8 +404,14 @@ def stop(state: StateFolder) -> ServiceProcess | None:
     return process
 
 
-def _is_service_of(pid: int, state: StateFolder) -> bool:
-    command: Sequence[str] = ()
-    with contextlib.suppress(psutil.Error):
-        command = psutil.Process(pid).cmdline()
-    return f"--state-dir={state.path}" in command
+def _descriptor_of(process: ServiceProcess) -> int | None:
+    """A descriptor of the process, None if it has ended: its number may be another's by now."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if psutil.Process(process.pid).create_time() == process.began_at_s:
+            return descriptor
+    os.close(descriptor)
+    return None
