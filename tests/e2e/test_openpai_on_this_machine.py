@@ -281,6 +281,38 @@ def test_the_cluster_may_be_away_for_a_while(home, nnictl):
     assert nnictl("stop", experiment_id).returncode == 0
 
 
+def test_a_container_that_is_lost_is_replaced_and_only_its_successor_counts(home, nnictl):
+    (home / "work" / "train.py").write_text(
+        """\
+import os, signal
+import nni_sdk
+attempt = int(os.environ["NNI_SYS_DIR"].split("/")[-2])
+nni_sdk.report_intermediate_result(attempt)
+if attempt == 0:
+    signal.pause()
+nni_sdk.report_final_result(attempt)
+"""
+    )
+    experiment_id = created(
+        nnictl(
+            "create", "--config", "config.yml", "--port", "auto", replace={"maxTrialNum: 3": "maxTrialNum: 1"}
+        )
+    )
+
+    def trial():
+        found = resolve(experiment_id).client().get("/trial-jobs")
+        return found[0] if found else {"state": "NONE", "intermediateCount": 0}
+
+    wait_until(lambda: trial()["intermediateCount"] == 1, "the first attempt reports")
+    (training,) = [each for each in processes_of(home) if each.cmdline()[-1:] == ["train.py"]]
+    supervisor = next(each for each in training.parents() if "supervisor.start()" in " ".join(each.cmdline()))
+    supervisor.kill()
+    wait_until(lambda: trial()["state"] == "SUCCEEDED", "the second attempt succeeds")
+    assert (trial()["attempt"], trial()["value"], trial()["intermediateCount"]) == (1, 1.0, 1)
+    wait_until(lambda: set(jobs(nnictl).values()) == {"SUCCEEDED"}, "its job has ended")
+    assert nnictl("stop", experiment_id).returncode == 0
+
+
 def test_the_keepers_token_is_in_nothing_that_the_cluster_shows(home, nnictl):
     experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
     name = next(iter(jobs(nnictl)))
