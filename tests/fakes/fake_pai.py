@@ -134,6 +134,7 @@ class FakePai:
         routes = [
             ("GET", "/info", self._info),
             ("POST", "/authn/basic/login", self._log_in),
+            ("GET", "/tokens/check", self._check),
             ("GET", "/jobs", self._list),
             ("POST", "/jobs", self._submit),
             ("GET", "/jobs/{name}", self._detail),
@@ -244,6 +245,9 @@ class FakePai:
         token = f"token-of-login-{self.logins}"
         self.tokens.add(token)
         return JSONResponse({"user": USER, "token": token, "admin": False})
+
+    async def _check(self, request):
+        return JSONResponse({"username": USER, "application": True})
 
     async def _list(self, request):
         query = request.query_params

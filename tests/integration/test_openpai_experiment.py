@@ -309,6 +309,11 @@ extras:
             "there is no virtual cluster 'none' that ada may use; correct",
         ),
         (
+            "userName: ada",
+            "userName: Ada",
+            "cannot use paiConfig.userName Ada of config.yml: the token is ada's; write userName: ada",
+        ),
+        (
             "token: token-",
             "token: no-token-",
             "Your token is invalid; get a new token on your profile page there",

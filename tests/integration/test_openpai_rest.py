@@ -274,3 +274,9 @@ def test_a_log_is_read_from_where_one_stopped(server, cluster):
 def test_what_the_cluster_has_is_listed(cluster):
     assert (cluster.storages(), cluster.virtual_clusters()) == ([STORAGE], ["default"])
     assert cluster.info()["version"] == "v1.8.1"
+
+
+def test_a_token_says_whose_it_is_where_openpai_tells(server, cluster):
+    assert cluster.user_of_token() == USER
+    server.misbehave(404)
+    assert cluster.user_of_token() is None

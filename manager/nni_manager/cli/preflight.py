@@ -129,6 +129,13 @@ def check_cluster(config: ExperimentConfig) -> Place:
     assert config.pai is not None
     template = template_of(config.pai)
     cluster = services.open_cluster(config.pai, template, Patience(tries=2))
+    owner = cluster.user_of_token()
+    if owner not in (None, cluster.user):
+        # Its jobs would be another one's, and never found again.
+        raise ClusterUnfit(
+            f"cannot use paiConfig.userName {cluster.user} of {config.config_path.name}: the token is {owner}'s; write "
+            f"userName: {owner}, or a token of {cluster.user}"
+        )
     wanted = {
         "storage": tuple(storage.name for storage in template.storages),
         "virtual cluster": (template.virtual_cluster,),

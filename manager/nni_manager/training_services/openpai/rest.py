@@ -326,6 +326,19 @@ class OpenPai:
         answer = self._ask("GET", "/info", "ask for its version", with_token=False)
         return answer if isinstance(answer, dict) else {}
 
+    def user_of_token(self) -> str | None:
+        """Whose token this is; None where this OpenPAI does not tell.
+
+        Raises:
+            LoginRefused, NotAllowed, ClusterAway
+        """
+        try:
+            answer = self._ask("GET", "/tokens/check", "check the token")
+        except RequestRefused:  # older ones have no such page
+            return None
+        name = answer.get("username") if isinstance(answer, dict) else None
+        return name if isinstance(name, str) else None
+
     def storages(self) -> list[str]:
         """The names of the storages that this user may mount.
 
