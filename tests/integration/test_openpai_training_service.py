@@ -259,6 +259,21 @@ def test_a_stop_reaches_the_cluster_once_it_is_back(site):
     run(work())
 
 
+def test_a_job_that_may_not_be_stopped_keeps_no_other_from_its_end(site):
+    async def work():
+        async with site.manager() as service:
+            for job_id in ("trial1", "trial2"):
+                await service.submit(site.settings(job_id, job_id))
+            site.server.jobs[TRIAL].user = "somebody else"
+            site.server.jobs[TRIAL].state = "RUNNING"
+            site.server.jobs[f"{USER}~nni_exp_EXPT_trial_trial2"].state = "RUNNING"
+            assert await service.stop("trial1")
+            assert await service.stop("trial2")
+            await until(lambda: [end.job_id for end in site.ends] == ["trial2"], "the other's end is told")
+
+    run(work())
+
+
 def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
     async def work():
         async with site.manager() as first:

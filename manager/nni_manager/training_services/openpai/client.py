@@ -94,6 +94,8 @@ class OpenPaiService(TrainingService):
         self._jobs: dict[str, _Job] = {}
         self._listed: dict[str, JobState] | None = None
         """The jobs of earlier managers, while this one takes them over."""
+        self._is_away = False
+        """The cluster could not tell of those, and has not been seen since."""
         self._problem = ""
         self._wake = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
@@ -180,19 +182,20 @@ class OpenPaiService(TrainingService):
 
     async def adopt(self, job_id: str) -> JobPresence:
         """Find a job of an earlier manager. While OpenPAI is away it passes for one that runs, and is looked at later."""
-        if self._listed is None:
+        if self._listed is None and not self._is_away:
             try:
                 rows = await self._ask(partial(self._cluster.jobs, keyword=job_prefix(self._experiment_id)))
                 self._listed = {row.name: row.state for row in rows}
             except NniManagerError as error:
                 self._note(str(error))
-                self._listed = {}
+                self._is_away = True
         name = job_name(self._experiment_id, job_id)
-        state = self._listed.get(name)
-        if state is None and not self._problem:
-            return JobPresence.UNKNOWN
-        if state is not None and state.presence is JobPresence.ENDED:
-            return JobPresence.ENDED
+        if self._listed is not None:
+            state = self._listed.get(name)
+            if state is None:
+                return JobPresence.UNKNOWN
+            if state.presence is JobPresence.ENDED:
+                return JobPresence.ENDED
         self._jobs[job_id] = _Job(job_id, name, float("-inf"), was_taken=True, is_watched=True)
         self._watch()
         return JobPresence.RUNNING
@@ -219,17 +222,21 @@ class OpenPaiService(TrainingService):
     async def _poll(self) -> None:
         while True:
             self._wake.clear()
-            try:
-                await self._tell_stops()
-                await self._look()
-                self._note("")
-                self._listed = None
-            except NniManagerError as error:
-                self._note(str(error))
+            problem = ""
+            # What hinders the one must not hinder the other.
+            for step in (self._tell_stops, self._look):
+                try:
+                    await step()
+                except NniManagerError as error:
+                    problem = str(error)
+            self._note(problem)
+            if not problem:
+                self._listed, self._is_away = None, False
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._poll_s)
 
     async def _tell_stops(self) -> None:
+        refused: UserMistake | None = None
         now_s = time.monotonic()
         for job in list(self._jobs.values()):
             told_s = job.stop_told_at_s
@@ -244,6 +251,10 @@ class OpenPaiService(TrainingService):
                 job.stop_told_at_s = time.monotonic()
             except JobUnknown:
                 pass  # not shown yet, or gone: a closer look tells
+            except UserMistake as error:
+                job.stop_told_at_s, refused = time.monotonic(), error
+        if refused is not None:
+            raise refused
 
     async def _look(self) -> None:
         if not self._jobs:
@@ -299,7 +310,7 @@ class OpenPaiService(TrainingService):
         role, index = detail.trigger
         try:
             task = _task_attempt(detail, role, index)
-            find = partial(self._cluster.log_locations, detail.name, detail.attempt, role, index, task)
+            find = partial(self._cluster.log_tails, detail.name, detail.attempt, role, index, task)
             locations = await self._ask(find)
             if "stderr" not in locations:
                 return ""

@@ -280,8 +280,18 @@ class OpenPai:
             return text
         return document if isinstance(document, str) else dumped(document)
 
+    def log_tails(self, name: str, attempt: int, role: str, index: int, task_attempt: int) -> dict[str, str]:
+        """As `log_locations`, of no more than the last 16 kB of each log."""
+        return self.log_locations(name, attempt, role, index, task_attempt, {"tail-mode": "true"})
+
     def log_locations(
-        self, name: str, attempt: int, role: str, index: int, task_attempt: int
+        self,
+        name: str,
+        attempt: int,
+        role: str,
+        index: int,
+        task_attempt: int,
+        query: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Where each log of a task is, by its name (stdout, stderr, all, stdout.1, …). The addresses hold for two minutes.
 
@@ -293,7 +303,7 @@ class OpenPai:
             f"{self._path(name)}/attempts/{attempt}/taskRoles/{quote(role, safe='')}/taskIndex/{index}"
             f"/attempts/{task_attempt}/logs"
         )
-        answer = self._ask("GET", path, f"find the logs of {role}-{index} of job {name}")
+        answer = self._ask("GET", path, f"find the logs of {role}-{index} of job {name}", query=query)
         locations = answer.get("locations", []) if isinstance(answer, dict) else []
         return {str(each["name"]): str(each["uri"]) for each in locations if "name" in each and "uri" in each}
 
