@@ -237,6 +237,11 @@ class Runner:
 
     def _mounts(self, plan: JobPlan) -> list[dict[str, Any]]:
         storages = {storage.name: storage for storage in self._settings.storages}
+        for mount in plan.storages:
+            if mount.name not in storages:
+                raise NotStarted(
+                    f"storage {mount.name} is gone since it was submitted; start the cluster with it"
+                )
         return [
             {
                 "name": mount.name,
@@ -245,7 +250,6 @@ class Runner:
                 "is_read_only": storages[mount.name].is_read_only,
             }
             for mount in plan.storages
-            if mount.name in storages
         ]
 
     def _logs(self, plan: JobPlan, task: Task) -> Path:

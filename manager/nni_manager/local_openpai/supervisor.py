@@ -5,7 +5,7 @@ it. Between the two there are only files of the container's folder:
 
 | File | By | Says |
 |---|---|---|
-| spec.json | cluster | what to run; removed at the end, for it holds secrets |
+| spec.json | cluster | what to run, secrets included |
 | process.json | supervisor | which process this is; made once, so that whoever makes it in its stead keeps it from starting |
 | exit.json | supervisor | how it ended, when nothing of the container is left |
 
