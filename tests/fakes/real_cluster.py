@@ -89,8 +89,10 @@ def processes_of(folder):
         with contextlib.suppress(OSError):
             process = Path("/proc", name)
             stat = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            texts = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-            if b"FC_POD_UID=" in texts and mark in texts and stat not in "ZX":
+            environ = (process / "environ").read_bytes()
+            is_task = b"FC_POD_UID=" in environ and mark in environ
+            is_supervisor = os.fsencode(os.readlink(process / "cwd")).startswith(mark)
+            if (is_task or is_supervisor) and stat not in "ZX":
                 found.append(int(name))
     return found
 

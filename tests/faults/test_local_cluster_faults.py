@@ -64,7 +64,7 @@ def test_what_happened_while_the_cluster_was_killed_is_known_to_the_next(folder)
     }
     pair = {"commands": [begin, waits_for("go")], "instances": 2}
     texts |= {f"pair{number}": roles(worker=pair) for number in range(3)}
-    texts |= {"stopped": commands(begin, "trap 'sleep 0.2; exit 0' TERM", "while true; do sleep 0.02; done")}
+    texts |= {"stopped": commands(begin, "trap 'sleep 1; exit 0' TERM", "while true; do sleep 0.02; done")}
     texts |= {"ends": commands(begin, waits_for("down"), "echo done")}
     assert len(texts) == 20
     cluster = ClusterProcess(folder)
@@ -73,9 +73,9 @@ def test_what_happened_while_the_cluster_was_killed_is_known_to_the_next(folder)
         cluster.order(submit=json.dumps({**job, "name": name}))
     assert {cluster.answer() for _ in texts} == set(texts)
     wait_for(lambda: len(lines_of(begun)) == 23)
+    supervisors = [supervisor_of(folder, f"killed{number}") for number in range(3)]
     cluster.order(stop="stopped")
     assert cluster.answer() == "stopped"
-    supervisors = [supervisor_of(folder, f"killed{number}") for number in range(3)]
     cluster.kill()
     (folder / "down").touch()
     for pid in supervisors:

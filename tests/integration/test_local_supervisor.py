@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 import subprocess
+import time
 
 import pytest
 
-from nni_manager.local_openpai.runner import _SUPERVISOR
-from nni_manager.local_openpai.supervisor import claim
+from nni_manager.local_openpai.starter import NotStarted, Starter, program
+from nni_manager.local_openpai.supervisor import BEGUN, FORKS, claim
 
 SETPRIV = shutil.which("setpriv")
 USER_NAMESPACES = (
@@ -16,6 +17,14 @@ USER_NAMESPACES = (
     if shutil.which("unshare")
     else False
 )
+
+
+def forked(folder, before=()):
+    """What the process that forks answers."""
+    asked = os.fsencode(folder) + b"\0"
+    done = subprocess.run([*before, *program(FORKS)], input=asked, capture_output=True, timeout=30)
+    assert (done.stderr, done.returncode) == (b"", 0)
+    return done.stdout
 
 
 @pytest.fixture
@@ -40,8 +49,12 @@ def container(tmp_path):
             **spec,
         }
         (folder / "spec.json").write_text(json.dumps(document))
-        done = subprocess.run([*before, *_SUPERVISOR, str(folder)], capture_output=True, timeout=30)
-        assert (done.stdout, done.stderr, done.returncode) == (b"!", b"", 0)
+        assert forked(folder, before) == BEGUN
+        gives_up_at_s = time.monotonic() + 30
+        while not (folder / "exit.json").exists():
+            assert time.monotonic() < gives_up_at_s
+            time.sleep(0.01)
+        assert (folder / "supervisor.stderr").read_text() == ""
         return json.loads((folder / "exit.json").read_text())
 
     return run
@@ -87,9 +100,31 @@ def test_a_read_only_storage_takes_nothing_and_what_was_beside_it_stays(containe
 
 def test_nothing_starts_in_a_folder_that_was_claimed(tmp_path):
     assert claim(tmp_path, {"pid": None})
-    done = subprocess.run([*_SUPERVISOR, str(tmp_path)], capture_output=True, timeout=30)
-    assert (done.stdout, done.returncode) == (b"", 0)
-    assert [each.name for each in tmp_path.iterdir()] == ["process.json"]
+    assert forked(tmp_path) != BEGUN
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["process.json", "supervisor.stderr"]
+
+
+def test_a_supervisor_that_cannot_begin_says_why(tmp_path):
+    starter = Starter()
+    with pytest.raises(NotStarted, match=r"No such file or directory: .*spec\.json"):
+        starter.start(tmp_path)
+    with pytest.raises(NotStarted, match="could not be forked"):
+        starter.start(tmp_path / "nowhere")
+    starter.close()
+
+
+def test_when_the_process_that_forks_is_killed_there_is_another_one(tmp_path):
+    starter = Starter()
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        if number == 0:
+            with pytest.raises(NotStarted, match="spec"):
+                starter.start(tmp_path / "0")
+        else:
+            assert starter.start(tmp_path / "1")["pid"] is not None
+        starter._process.kill()
+        starter._process.wait()
+    starter.close()
 
 
 def test_a_task_that_cannot_be_started_ends_and_is_told_why(container, said):

@@ -71,6 +71,13 @@ def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
     if not storages:
         state.storage.mkdir(exist_ok=True)
         storages = {DEFAULT_STORAGE: str(state.storage)}
+    for name, folder in storages.items():
+        if not Path(folder).is_dir():
+            log.warning(
+                "storage %s has no folder %s any more; jobs that want it fail until there is one",
+                name,
+                folder,
+            )
     return Options(
         arguments.port,
         storages,

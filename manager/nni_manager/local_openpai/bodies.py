@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -91,7 +92,8 @@ def text_in(fields: dict[str, Any], name: str) -> str:
         Refused: InvalidParametersError.
     """
     value = fields.get(name)
-    if not isinstance(value, str):
+    # JSON's escapes can spell half a character, which nothing can be answered about.
+    if not isinstance(value, str) or (not value.isascii() and re.search("[\ud800-\udfff]", value)):
         raise Refused("InvalidParametersError", f"cannot do without {name}: add it to the body, as text")
     return value
 

@@ -201,6 +201,6 @@ def _expiration(value: Any) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or not SHORTEST_EXPIRATION_S <= int(text) <= LONGEST_EXPIRATION_S:
         raise Refused(
             "InvalidParametersError",
-            f"cannot use expiration {text[:60]}: write seconds from {SHORTEST_EXPIRATION_S} to {LONGEST_EXPIRATION_S}",
+            f"cannot use expiration {text[:60]!r}: write seconds from {SHORTEST_EXPIRATION_S} to {LONGEST_EXPIRATION_S}",
         )
     return int(text)

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +42,7 @@ from nni_manager.local_openpai.sandbox import (
     sandbox_commands,
 )
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
+from nni_manager.local_openpai.starter import NotStarted, Starter, program
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +59,6 @@ _KILL_ROUNDS = 5
 # Starting a process blocks for a millisecond or two; the machine has no use for many at a time.
 _THREADS = 4
 _SUPERVISOR_DELAY_S = 20.0
-# Imported, not run as a file: so Python finds it compiled, which halves the 60 ms of its start. Nothing of site-packages is seen.
-_SUPERVISOR = [
-    sys.executable,
-    "-I",
-    "-S",
-    "-c",
-    f"import sys; sys.path.append({str(Path(supervisor.__file__).parent)!r}); import supervisor; supervisor.start()",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +106,6 @@ class _Container:
 
     plan: JobPlan
     logs: Path
-    child: subprocess.Popen[bytes] | None = None
     descriptor: int | None = None
     stop_is_wanted: bool = False
     killing: asyncio.TimerHandle | None = None
@@ -140,6 +131,7 @@ class Runner:
         self._on_ended = on_ended
         self._containers: dict[str, _Container] = {}
         self._tool = None if settings.sandbox is Sandbox.PROCESS else container_tool()
+        self._starter = Starter()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="containers")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -180,27 +172,25 @@ class Runner:
             await asyncio.wait(set(self._tasks))
         for container in self._containers.values():
             self._unwatch(container)
-            if container.child is not None:
-                container.child.returncode = 0  # it is left to run, not forgotten
         self._containers.clear()
+        await self._in_thread(self._starter.close)
         self._threads.shutdown()
 
     # ---- starting
 
     async def _start(self, plan: JobPlan, effect: StartContainer) -> None:
         container_id = effect.task.container_id
-        container = self._containers[container_id]
         try:
-            container.child = await self._in_thread(self._popen, plan, effect)
-        except OSError as error:
+            process = await self._in_thread(self._started, plan, effect)
+        except (OSError, NotStarted) as error:
             problem = (
                 f"cannot start a process for it: {error}; free memory, disk or processes on this machine"
             )
             self._ended(container_id, Exit(NOT_CREATED, diagnostics=problem))
             return
-        self._watch(container_id, container.child.pid)
+        self._watch(container_id, process)
 
-    def _popen(self, plan: JobPlan, effect: StartContainer) -> subprocess.Popen[bytes]:
+    def _started(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
         folder = self._folders.container(effect.task.container_id)
         runtime, work = folder / "runtime", folder / "work"
         for path in (folder, runtime, work):
@@ -243,27 +233,15 @@ class Runner:
             "mounts": mounts,
         }
         (folder / supervisor.SPEC).write_text(json.dumps(spec), encoding="utf-8")
-        last_words = folder / "supervisor.stderr"
-        with last_words.open("ab") as stderr:
-            child = subprocess.Popen(
-                [*_SUPERVISOR, str(folder)],
-                cwd=folder,
-                env={**inherited(os.environ), CONTAINER_ID: effect.task.container_id},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        assert child.stdout is not None
-        with child.stdout as said:
-            has_begun = said.read(1) != b""
-        if not has_begun:
-            child.wait()
-            raise OSError(last_words.read_text(encoding="utf-8", errors="replace").strip()[-_LAST_BYTES:])
-        return child
+        return self._starter.start(folder)
 
     def _mounts(self, plan: JobPlan) -> list[dict[str, Any]]:
         storages = {storage.name: storage for storage in self._settings.storages}
+        for mount in plan.storages:
+            if mount.name not in storages:
+                raise NotStarted(
+                    f"storage {mount.name} is gone since it was submitted; start the cluster with it"
+                )
         return [
             {
                 "name": mount.name,
@@ -272,7 +250,6 @@ class Runner:
                 "is_read_only": storages[mount.name].is_read_only,
             }
             for mount in plan.storages
-            if mount.name in storages
         ]
 
     def _logs(self, plan: JobPlan, task: Task) -> Path:
@@ -290,21 +267,20 @@ class Runner:
         if process is None:
             problem = "the cluster was ended before it had started this container; nothing of it ran"
             self._ended(container_id, Exit(NOT_CREATED, diagnostics=problem))
-        elif (
-            process["boot_id"] == supervisor.boot_id()
-            and supervisor.process_identity(process["pid"]) == process
-        ):
-            self._watch(container_id, process["pid"])
+        elif process["boot_id"] == supervisor.boot_id():
+            self._watch(container_id, process)
         else:
             await self._finish(container_id)
 
-    def _watch(self, container_id: str, pid: int) -> None:
+    def _watch(self, container_id: str, process: dict[str, Any]) -> None:
+        """Watch this very process, or learn how it ended."""
         container = self._containers[container_id]
+        with contextlib.suppress(ProcessLookupError):
+            container.descriptor = os.pidfd_open(process["pid"])
         self._on_started(container_id)
-        try:
-            container.descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._soon(self._finish(container_id))
+        # What has the number now may be another process, but what has the descriptor stays the same.
+        if container.descriptor is None or supervisor.process_identity(process["pid"]) != process:
+            self._note_end(container_id)
             return
         asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
         if container.stop_is_wanted:
@@ -379,8 +355,6 @@ def _process_of(folder: Path) -> dict[str, Any] | None:
 
 def _exit_of(container_id: str, folder: Path, container: _Container) -> Exit:
     """How a container ended whose process is gone. Nothing of it is left afterwards."""
-    if container.child is not None:
-        container.child.wait()
     try:
         record = json.loads((folder / supervisor.EXIT).read_text(encoding="utf-8"))
     except OSError:
@@ -476,7 +450,7 @@ def _remove(folder: Path) -> None:
 
 def mounts_work() -> bool:
     """Whether storages can be shown at the paths that jobs want."""
-    probe = [*_SUPERVISOR, supervisor.MOUNT_PROBE]
+    probe = program(supervisor.MOUNT_PROBE)
     try:
         return subprocess.run(probe, capture_output=True, timeout=10, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

@@ -1,11 +1,11 @@
 """What a container is here: one process that runs a task's scripts, keeps its logs, and tells how it ended.
 
-It is a program of its own (`start`, with a container's folder as argument), needs the standard library only, and outlives the
-cluster that started it. Between the two there are only files of the container's folder:
+It is forked by a program of its own (`fork_supervisors`), needs the standard library only, and outlives the cluster that started
+it. Between the two there are only files of the container's folder:
 
 | File | By | Says |
 |---|---|---|
-| spec.json | cluster | what to run; removed at the end, for it holds secrets |
+| spec.json | cluster | what to run, secrets included |
 | process.json | supervisor | which process this is; made once, so that whoever makes it in its stead keeps it from starting |
 | exit.json | supervisor | how it ended, when nothing of the container is left |
 
@@ -31,19 +31,23 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-SPEC, PROCESS, EXIT = "spec.json", "process.json", "exit.json"
+SPEC, PROCESS, EXIT, LAST_WORDS = "spec.json", "process.json", "exit.json", "supervisor.stderr"
 LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
 CURRENT = "current"
 MASK = b"******"
 BEGIN = "container"
 """The stage in which a real container is made, where tasks run in one."""
+BEGUN = b"!"
+FORKS = "--fork"
+"""Argument of the program: fork supervisors for the folders that are read."""
 MOUNT_PROBE = "--mount-probe"
-"""Instead of a folder: fail unless storages could be mounted."""
+"""Argument of the program: fail unless storages could be mounted."""
 
 _READ_BYTES = 65536
 _POLL_S = 1.0
@@ -561,16 +565,58 @@ def main(folder: Path) -> None:
     adopt_orphans()
     supervisor = Supervisor(folder)
     # From here on a cluster can find it again, and stop it.
-    os.write(1, b"!")
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.close(nothing)
+    os.write(1, BEGUN)
+    _redirect(os.devnull, 1)
     supervisor.run()
 
 
+def fork_supervisors() -> None:
+    """Read folders, each with a null byte behind it, from stdin, and answer each: BEGUN, or another byte if it cannot."""
+    _libc()  # every fork has it then
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for them
+    rest = b""
+    while data := os.read(0, _READ_BYTES):
+        *folders, rest = (rest + data).split(b"\0")
+        for folder in folders:
+            os.write(1, _forked(Path(os.fsdecode(folder))) or b"?")
+
+
+def _forked(folder: Path) -> bytes:
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(reader)
+            _become_supervisor(folder, writer)
+        except BaseException:  # noqa: BLE001 - whatever happens, there is one process that forks
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        return os.read(reader, 1)
+    finally:
+        os.close(reader)
+
+
+def _become_supervisor(folder: Path, said: int) -> None:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.chdir(folder)
+    os.dup2(said, 1)
+    os.close(said)
+    _redirect(os.devnull, 0)
+    _redirect(str(folder / LAST_WORDS), 2)
+    main(folder)
+
+
+def _redirect(path: str, descriptor: int) -> None:
+    opened = os.open(
+        path, (os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT), 0o600
+    )
+    os.dup2(opened, descriptor)
+    os.close(opened)
+
+
 def start() -> None:
-    """What the program does, after its one argument."""
-    if sys.argv[1] == MOUNT_PROBE:
-        _enter_namespace()
-    else:
-        main(Path(sys.argv[1]))
+    """What the program does, as its one argument says."""
+    {FORKS: fork_supervisors, MOUNT_PROBE: _enter_namespace}[sys.argv[1]]()
