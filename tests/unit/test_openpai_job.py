@@ -1,6 +1,8 @@
 """The job that an experiment's trials become on OpenPAI: what it says, and that every command survives it."""
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -316,6 +318,30 @@ def test_the_keeper_runs_in_the_workspace(tmp_path):
 )
 def test_a_code_that_openpai_would_start_the_job_again_for_does_not_leave_the_container(tmp_path, code, told):
     assert run_script(tmp_path, f"exit {code}").returncode == told
+
+
+def test_a_signal_to_all_of_a_task_is_the_keepers_business_alone(tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "trial-keeper").write_text(
+        "#!/bin/bash\ntrap 'count=$((count + 1))' TERM\necho ready\nread -t 20 -u 3 3< <(sleep 20)\n"
+        'sleep 0.2\necho "ends after $count"\nexit 7\n'
+    )
+    (tools / "trial-keeper").chmod(0o755)
+    (tmp_path / "run.sh").write_text(render_run_script())
+    keeper = KeeperSettings("EXPT", "t", str(tmp_path), "c0ffee", trial_id="t", mount=str(tmp_path))
+    task = subprocess.Popen(
+        ["bash", "-eu", "-c", render_command(keeper, None)],
+        env={"PATH": f"{tools}:/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with task:
+        assert task.stdout.readline() == "ready\n"
+        os.killpg(task.pid, signal.SIGTERM)
+        assert task.stdout.read() == "ends after 1\n"
+    assert task.returncode == 7
 
 
 def test_a_container_without_a_keeper_says_so_with_the_way_out(tmp_path):
