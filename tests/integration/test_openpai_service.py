@@ -22,6 +22,7 @@ from nni_manager.local_openpai import service
 from nni_manager.local_openpai.options import (
     OptionInvalid,
     Options,
+    new_storage_of,
     storage_of,
     virtual_cluster_of,
 )
@@ -192,13 +193,26 @@ def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     assert client.get(f"/api/v2/storages/{storage['name']}").json()["data"]["path"] == str(tmp_path / "data")
 
 
+def test_a_storage_whose_folder_is_gone_keeps_nothing_else_from_running(state, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    there = start(state, storages={"gone": str(gone)})
+    service.stop(state)
+    gone.rmdir()
+    client = client_of(service.ensure_running(state))
+    assert client.submit(a_job_of("true")).status_code == 202
+    job = f"{JOBS}/{there.credentials.user}~job"
+    wait_until(lambda: client.get(job).json()["jobStatus"]["state"] == "SUCCEEDED", "it runs to its end")
+    assert f"storage gone has no folder {gone} any more" in state.log.read_text()
+
+
 def test_options_survive_the_way_over_a_command_line(tmp_path):
     folder = tmp_path / "with = and , and blank"
     folder.mkdir()
     assert storage_of(f"team={folder}") == ("team", str(folder))
     assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", (4, 1024, 0))
     with pytest.raises(OptionInvalid, match="no folder"):
-        storage_of(str(tmp_path / "nope"))
+        new_storage_of(str(tmp_path / "nope"))
     options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "podman", "http://x/?a=b", "/f")
     assert options.to_arguments()[1] == f"--storage=team={folder}"
     assert Options.from_json(json.loads(json.dumps(vars_of(options)))) == options

@@ -70,11 +70,11 @@ def start(
     What is not given is as it was the last time. If it runs already, that is printed.
     """
     from nni_manager.local_openpai import service
-    from nni_manager.local_openpai.options import absolute, storage_of, virtual_cluster_of
+    from nni_manager.local_openpai.options import absolute, new_storage_of, virtual_cluster_of
 
     changes: dict[str, Any] = {
         "port": port,
-        "storages": dict(map(storage_of, storages)),
+        "storages": dict(map(new_storage_of, storages)),
         "virtual_clusters": dict(map(virtual_cluster_of, virtual_clusters)),
         "sandbox": sandbox,
         "notification_url": notification_url,

@@ -71,6 +71,11 @@ def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
     if not storages:
         state.storage.mkdir(exist_ok=True)
         storages = {DEFAULT_STORAGE: str(state.storage)}
+    for name, folder in storages.items():
+        if not Path(folder).is_dir():
+            log.warning(
+                "storage %s has no folder %s any more; jobs will not see it until it is there", name, folder
+            )
     return Options(
         arguments.port,
         storages,

@@ -91,7 +91,7 @@ class Api:
         )
 
     def _v2(self) -> list[Route]:
-        job = "/jobs/{frame}"
+        job = "/jobs/{framework}"
         task = job + "/attempts/{attempt:int}/taskRoles/{role}/taskIndex/{index:int}/attempts"
         known = self._entrance.known
         return [
@@ -304,11 +304,11 @@ class Api:
 def _job_of(request: Request) -> tuple[str, str]:
     """Owner and name of the job that the path names, in the form of any release."""
     at = request.path_params
-    if "frame" not in at:
+    if "framework" not in at:
         return at["user"], at["job"]
-    owner, tilde, name = at["frame"].partition("~")
+    owner, tilde, name = at["framework"].partition("~")
     if not tilde:
-        raise no_job(at["frame"])
+        raise no_job(at["framework"])
     return owner, name
 
 
@@ -344,8 +344,8 @@ def _as_refused(request: Request, error: Exception) -> Refused:
             return no_job("~".join(_job_of(request)))
         case errors.NotYours():
             caller: Caller = request.scope["caller"]
-            frame = "~".join(_job_of(request))
-            return Refused(code, f"User {caller.name} is not allowed to execute job {frame}.")
+            framework_name = "~".join(_job_of(request))
+            return Refused(code, f"User {caller.name} is not allowed to execute job {framework_name}.")
         case _:
             return Refused(code, str(error))
 

@@ -89,16 +89,25 @@ def storage_of(text: str) -> tuple[str, str]:
     name, equals, path = text.partition("=")
     if not equals:
         name, path = DEFAULT_STORAGE, text
-    folder = Path(path).expanduser().absolute()
     if not _NAME.fullmatch(name):
         raise OptionInvalid(
             f"cannot use --storage {text}: {name!r} is no name; write NAME=DIR, e.g. team=/srv/team"
         )
-    if not folder.is_dir():
+    return name, absolute(path)
+
+
+def new_storage_of(text: str) -> tuple[str, str]:
+    """As `storage_of`, of a folder that is there. One that was kept may be gone; it must not keep the rest from starting.
+
+    Raises:
+        OptionInvalid.
+    """
+    name, folder = storage_of(text)
+    if not Path(folder).is_dir():
         raise OptionInvalid(
             f"cannot use --storage {text}: there is no folder {folder}; make it, or name another"
         )
-    return name, str(folder)
+    return name, folder
 
 
 def virtual_cluster_of(text: str) -> tuple[str, tuple[int, int, int]]:
