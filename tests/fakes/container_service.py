@@ -82,7 +82,7 @@ class ContainerService(TrainingService):
         self._watch(job_id)
         return JobPresence.RUNNING
 
-    async def end_leftovers(self, trial_id):
+    async def end_leftovers(self, job_id, trial_id):
         """A container that ended has left nothing."""
 
     async def close(self):

@@ -20,6 +20,7 @@ class TeamService(TrainingService):
         self._completion = completion
         self._code_dir = code_dir
         self.keepers: dict[str, dict[str, subprocess.Popen[bytes]]] = {}
+        self._environs: dict[tuple[str, str], dict[str, str]] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
     @property
@@ -46,24 +47,36 @@ class TeamService(TrainingService):
             "PAI_TASK_ROLE_LIST": ",".join(role.name for role in roles),
             **{f"PAI_TASK_ROLE_TASK_COUNT_{role.name}": str(role.tasks) for role in roles},
         }
-        team = self.keepers[settings.job_id] = {}
+        self.keepers[settings.job_id] = {}
         for role in roles:
             for index in range(role.tasks):
                 task = {
                     "PAI_CURRENT_TASK_ROLE_NAME": role.name,
                     "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(index),
                 }
-                team[f"{role.name}-{index}"] = subprocess.Popen(
-                    [sys.executable, "-m", "trial_keeper"],
-                    env=without_settings(os.environ) | settings.to_environ() | job | task,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                environ = without_settings(os.environ) | settings.to_environ() | job | task
+                self._start(settings.job_id, f"{role.name}-{index}", environ)
         watch = asyncio.ensure_future(self._until_end(settings.job_id))
         self._watching.add(watch)
         watch.add_done_callback(self._watching.discard)
+
+    def _start(self, job_id: str, task: str, environ: dict[str, str]) -> None:
+        self._environs[job_id, task] = environ
+        self.keepers[job_id][task] = subprocess.Popen(
+            [sys.executable, "-m", "trial_keeper"],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def replace_keeper(self, job_id: str, task: str) -> None:
+        """Kill a task's keeper and start another, as a cluster does that restarts a container within its job."""
+        keeper = self.keepers[job_id][task]
+        self._start(job_id, task, self._environs[job_id, task])  # first, so that the job never ends
+        keeper.kill()
+        keeper.wait()
 
     async def stop(self, job_id):
         for keeper in self.keepers.get(job_id, {}).values():
@@ -74,7 +87,7 @@ class TeamService(TrainingService):
     async def adopt(self, job_id):
         return JobPresence.UNKNOWN
 
-    async def end_leftovers(self, trial_id):
+    async def end_leftovers(self, job_id, trial_id):
         """Each keeper's guard has."""
 
     async def close(self):
@@ -88,5 +101,12 @@ class TeamService(TrainingService):
                     await asyncio.to_thread(keeper.wait)
 
     async def _until_end(self, job_id: str) -> None:
-        codes = [await asyncio.to_thread(keeper.wait) for keeper in self.keepers[job_id].values()]
+        codes = [await self._code_of(job_id, task) for task in list(self.keepers[job_id])]
         self.on_job_ended(JobEnded(job_id, max(codes, key=abs), ""))
+
+    async def _code_of(self, job_id: str, task: str) -> int:
+        keeper = None
+        while keeper is not self.keepers[job_id][task]:  # it may have been replaced meanwhile
+            keeper = self.keepers[job_id][task]
+            code = await asyncio.to_thread(keeper.wait)
+        return code

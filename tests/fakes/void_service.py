@@ -41,7 +41,7 @@ class Void(TrainingService):
     def release(self, job_id):
         self.released.append(job_id)
 
-    async def end_leftovers(self, trial_id):
+    async def end_leftovers(self, job_id, trial_id):
         self.swept.append(trial_id)
 
     async def close(self):

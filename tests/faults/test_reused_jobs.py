@@ -1,7 +1,9 @@
 """Jobs that run many trials in turn, with whatever can die in the middle: no metric is lost or doubled, every state is true."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 
 import psutil
 import pytest
@@ -94,6 +96,35 @@ def test_a_manager_killed_in_the_middle_finds_its_jobs_again(a_real_experiment):
         assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
     assert trial_of(experiment, 1)["id"] == gated["id"]
     assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} <= {"env-0", "env-1"}
+
+
+def test_a_final_result_whose_row_is_stored_counts_although_the_manager_died_before_its_trial_was(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(
+        "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(0.5)\nopen('gate').read()\n",
+        maxTrialNum=1,
+        trialConcurrency=1,
+        **REUSE,
+    )
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 1, "the result is stored")
+    experiment.kill_manager()
+    with contextlib.closing(sqlite3.connect(experiment.folder.database)) as database, database:
+        database.execute(
+            "UPDATE trial SET final = NULL, value = NULL"
+        )  # the commit after the rows' never came
+    experiment.start()
+    with (experiment.code / "gate").open("w"):
+        pass
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    assert (trial["status"], trial["message"], trial["finalMetricData"][0]["data"]) == (
+        "SUCCEEDED",
+        "",
+        "0.5",
+    )
 
 
 def test_jobs_that_left_while_no_manager_was_there_cost_no_trial(a_real_experiment):

@@ -213,3 +213,28 @@ async def pace(folder):
         link.pace_logs(are_paced=False)  # the trial has ended
         await arrived(1 + len(logs) + 1)
         assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
+
+
+def test_what_went_unpaced_between_two_trials_makes_the_next_ones_logs_wait_for_nothing(tmp_path):
+    asyncio.run(asyncio.wait_for(next_trial(tmp_path), 60))
+
+
+async def next_trial(folder):
+    servicer = Recording()
+    async with a_link_to(servicer, folder) as (link, events):
+        link.open(HELLO)
+        assert isinstance(await events.get(), LinkOpened)
+        (brought,) = servicer.streams
+        key = AttemptKey("aBcDe", 0, "main-0")
+        rest = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(200)]
+        for chunk in rest:  # at the paced rate: twenty seconds
+            link.send(chunk)
+        while len(brought) < 1 + len(rest):
+            await asyncio.sleep(0)
+        link.pace_logs(are_paced=True)
+        began_s = time.monotonic()
+        line = Chunk(key, Stream.STDOUT, 0, b"the first line of the next trial")
+        link.send(line)
+        while brought[-1] != line:
+            await asyncio.sleep(0)
+        assert time.monotonic() - began_s < 5

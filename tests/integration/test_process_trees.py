@@ -512,6 +512,19 @@ def test_a_trial_that_gets_over_a_full_memory_has_succeeded(programs, memory_lim
     assert finish(programs, keeper) == (0, ExitReason.SUCCEEDED)
 
 
+def test_a_failure_beside_a_strangers_full_memory_is_the_trials_own(programs, memory_limit):
+    programs.gate("gate")
+    stranger = subprocess.Popen([*memory_limit, "sleep", "1000"])
+    keeper = start(programs, "echo > ready; read -r < gate || true; exit 3", prefix=memory_limit)
+    wait_until_ready(programs)
+    killed = subprocess.run([*memory_limit, sys.executable, programs.code / "greedy.py"], check=False)
+    stranger.kill()
+    stranger.wait()
+    assert killed.returncode == -KILL
+    programs.open_gate("gate")
+    assert finish(programs, keeper) == (3, ExitReason.NONZERO_EXIT)
+
+
 # ---- processes of another user
 
 

@@ -295,15 +295,31 @@ def test_a_warm_interpreter_that_dies_is_done_without(site):
     assert job.leave() == 0
 
 
+# Its daemon is a fork of a fork, in a session of its own, and has started no other program.
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print("daemon", os.getpid(), flush=True)
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+time.sleep(1000)
+"""
+
+
 def test_nothing_is_left_of_a_keeper_with_a_warm_trial_that_was_killed(site):
     (site.code / "warming.py").write_text("print('warming')\n")
-    (site.code / "train.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(1000)\n")
+    (site.code / "train.py").write_text(DAEMON)
     job = Job(site, warm_imports=("json",))
     until_warm(job)
     trial_id = job.give(f"{sys.executable} train.py")
-    wait_for_text(site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"here")
+    wait_for_text(site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"daemon")
     below = psutil.Process(job.keeper.pid).children(recursive=True)
-    assert len(below) in (2, 3), "the trial, the interpreter, and the fork that waits once it is made"
+    assert len(below) in (3, 4), (
+        "a trial of two processes, the interpreter, and the fork that waits once it is made"
+    )
     job.keeper.signal(signal.SIGKILL)
     job.keeper.process.wait(30)
     _, alive = psutil.wait_procs(below, timeout=30)
@@ -312,3 +328,21 @@ def test_nothing_is_left_of_a_keeper_with_a_warm_trial_that_was_killed(site):
 
 def wait_for_text(path: Path, text: bytes) -> None:
     wait_until(lambda: path.exists() and text in path.read_bytes(), f"{text!r} in {path}")
+
+
+def test_a_trial_that_cannot_be_claimed_leaves_the_end_of_its_earlier_attempt_alone(site):
+    job = Job(site)
+    trial_id = job.give("true")
+    assert job.end_of(trial_id).exit_code == 0
+    job.await_idle()
+    assert job.leave() == 0
+    path = site.attempt(key_of(trial_id)).exit_json
+    before = path.read_bytes()
+    site.workspace.trial(trial_id).trial_json.write_text("no document")
+    idles = len(site.manager.all_of(Idle))
+    second = Job(site, linger_s=0.5)
+    site.manager.wait_for(lambda: len(site.manager.all_of(Idle)) > idles, "the second keeper is there")
+    site.manager.send(RunTrial(trial_id))
+    assert second.keeper.wait() == KeeperExit.POISONED
+    assert "leaving: its trial could not be prepared" in second.log
+    assert path.read_bytes() == before

@@ -8,10 +8,12 @@ from real_experiment import a_manager_here, until
 from team_service import TeamService
 
 from nni_manager.domain.completion import Completion, TaskRole
+from nni_manager.domain.experiment import GiveTrial
 from nni_manager.store.store import StoreReader
 
 pytestmark = pytest.mark.timeout(120)
 
+ONE_WORKER = Completion((TaskRole("worker", 1, 1, 1),))
 TEAM = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2)))
 TRAIN = """
 import os, signal, sys, time
@@ -30,16 +32,21 @@ nni.report_final_result(index)
 """
 
 
-def run(experiment, more, *, reuse, watch=None):
-    """Play the experiment to its end; the engine."""
+def run(experiment, more, *, reuse, team=TEAM, meddle=None):
+    """Play the experiment to its end; its trials. `meddle` is given the engine and the cluster meanwhile."""
     (experiment.code / "train.py").write_text(TRAIN.format(more=more))
 
+    services = []
+
     def make(on_job_ended):
-        return TeamService(TEAM, str(experiment.code), on_job_ended)
+        services.append(TeamService(team, str(experiment.code), on_job_ended))
+        return services[-1]
 
     async def scenario():
         async with a_manager_here(experiment, make) as engine:
             told = asyncio.ensure_future(tell_second_reporters(experiment, engine))
+            if meddle is not None:
+                await meddle(engine, services[-1])
             await until(lambda: engine.experiment.state.is_over, "the experiment is over")
             told.cancel()
             return list(engine.experiment.trials.values())
@@ -82,3 +89,81 @@ def test_one_failing_worker_fails_the_trial_and_the_next_one_runs_in_the_same_jo
     assert os.path.exists(
         experiment.folder.workspace.trial(trials[0].trial_id).path / "attempts/0/ps-0/exit.json"
     )
+
+
+def test_without_a_policy_for_success_the_last_task_ends_the_trial_and_the_next_one_follows(
+    a_real_experiment,
+):
+    experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
+    trials = run(
+        experiment, "time.sleep(0.3 * index)", reuse=True, team=Completion((TaskRole("worker", 2, 1, -1),))
+    )
+    assert [(trial.state.value, trial.value) for trial in trials] == [("SUCCEEDED", 0.0)] * 3
+    assert {trial.job_id for trial in trials} == {"env-0"}
+    assert all(trial.ended_at_s - trial.started_at_s >= 0.3 for trial in trials)
+
+
+@pytest.mark.parametrize("task", ["worker-0", "ps-0"])
+def test_a_keeper_that_is_replaced_in_a_job_that_lives_on_runs_its_trial_anew(a_real_experiment, task):
+    experiment = a_real_experiment("", maxTrialNum=2, trialConcurrency=1, localConfig={"reuse": True})
+    gate = experiment.code / "gate"
+
+    async def meddle(engine, service):
+        await until(lambda: any(trial.warning for trial in engine.experiment.trials.values()), "both report")
+        (trial,) = engine.experiment.trials.values()
+        service.replace_keeper(trial.job_id, task)
+        await until(lambda: trial.attempts[task] == 1, "it begins anew")
+        gate.touch()
+
+    more = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)"
+    trials = run(experiment, more, reuse=True, meddle=meddle)
+    assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 2
+    assert {trial.job_id for trial in trials} == {"env-0"}
+    # What the others had reported counts on; what the lost attempt of the reporter had told is told again.
+    first = trials[0]
+    assert (first.reporter, first.value, first.attempt) == ("worker-0", 0.0, 1 if task == "worker-0" else 0)
+    with StoreReader(experiment.folder.database) as reader:
+        assert len(reader.metrics_of(first.trial_id)) == 2
+
+
+def test_a_trial_that_is_stopped_the_moment_it_is_given_costs_its_job_nothing(a_real_experiment):
+    experiment = a_real_experiment("", maxTrialNum=3, trialConcurrency=1, localConfig={"reuse": True})
+
+    async def meddle(engine, service):
+        perform = engine._perform
+
+        def perform_and_stop(effect):
+            perform(effect)
+            if isinstance(effect, GiveTrial) and effect.trial.sequence_id == 1:
+                engine.stop_trial(effect.trial.trial_id)
+
+        engine._perform = perform_and_stop
+
+    trials = run(experiment, "", reuse=True, team=ONE_WORKER, meddle=meddle)
+    assert [trial.state.value for trial in trials] == ["SUCCEEDED", "USER_CANCELED", "SUCCEEDED"]
+    assert {trial.job_id for trial in trials} == {"env-0"}
+
+
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_a_keeper_that_died_with_the_end_untold_is_answered_for_by_the_workspace(a_real_experiment, how):
+    """One task: its keeper is replaced while the trial runs, or when its end lies in the workspace and nowhere else."""
+    experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1, localConfig={"reuse": True})
+    exit_json = "attempts/0/worker-0/exit.json"
+
+    async def meddle(engine, service):
+        await until(lambda: any(trial.reporter for trial in engine.experiment.trials.values()), "it reports")
+        (trial,) = engine.experiment.trials.values()
+        if how == "ended":
+            engine.keepers.end = lambda ended, end=engine.keepers.end: None if not taken else end(ended)
+            (experiment.code / "gate").touch()
+            await until(
+                (experiment.folder.workspace.trial(trial.trial_id).path / exit_json).exists, "it ends"
+            )
+        taken.append(True)
+        service.replace_keeper(trial.job_id, "worker-0")
+        (experiment.code / "gate").touch()
+
+    taken = []
+    more = "while not os.path.exists('gate'):\n    time.sleep(0.01)"
+    (trial,) = run(experiment, more, reuse=True, team=ONE_WORKER, meddle=meddle)
+    assert (trial.state.value, trial.value, trial.attempt) == ("SUCCEEDED", 0.0, 0 if how == "ended" else 1)

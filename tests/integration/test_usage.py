@@ -115,6 +115,10 @@ def test_the_manager_keeps_the_peak_and_shows_it_afterwards(a_real_experiment):
     assert peak["cpuPercent"] > 10
     assert peak["diskBytes"] > 0
     assert peak["gpus"] == []
+    samples = experiment.get(f"/trial-jobs/{trial['id']}/usage")
+    assert max(sample["rssBytes"] for sample in samples) == peak["rssBytes"]
+    assert {(sample["task"], sample["attempt"]) for sample in samples} == {("main-0", 0)}
+    assert all(trial["startTime"] <= sample["timestamp"] <= trial["endTime"] + 1000 for sample in samples)
     experiment.kill_manager()
     experiment.start()
     assert experiment.get("/trial-jobs")[0]["usage"] == trial["usage"]

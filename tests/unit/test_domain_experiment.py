@@ -38,6 +38,7 @@ from nni_manager.domain.experiment import (
     SaveExperiment,
     SaveJob,
     SaveTrial,
+    SaveUsage,
     SubmitJob,
     TaskReported,
     TellTuner,
@@ -704,7 +705,7 @@ def test_what_is_told_again_after_a_lost_link_changes_nothing(a_search) -> None:
     assert search.end("t0") == []
     search.deliver("t0")
     key = AttemptKey("t0", 0, "main")
-    assert search.start("t0") == []
+    assert search.start("t0") == [CloseAttempt(key)]
     assert search.report("t0", "0.1") == []
     assert search.end("t0") == [CloseAttempt(key)]
     assert search.deliver("t0") == [CloseAttempt(key)]
@@ -762,10 +763,13 @@ def test_a_trial_is_stored_when_it_uses_more_than_before(a_search) -> None:
     search = a_search(concurrency=1)
     trial = search.trial(search.suggest())
     search.start("t0")
-    assert used(search, 10) == [SaveTrial(trial)]
-    assert used(search, 10) == []
-    assert used(search, 5) == []
-    assert used(search, 11) == [SaveTrial(trial)]
+    higher = [used(search, rss_bytes) for rss_bytes in (10, 10, 5, 11)]
+    assert [[type(effect) for effect in effects] for effects in higher] == [
+        [SaveUsage, SaveTrial],
+        [SaveUsage],
+        [SaveUsage],
+        [SaveUsage, SaveTrial],
+    ]
     assert trial.peak_usage is not None
     assert trial.latest_usage is not None
     assert (trial.peak_usage.rss_bytes, trial.latest_usage.rss_bytes) == (11, 11)

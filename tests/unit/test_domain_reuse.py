@@ -13,6 +13,8 @@ from nni_manager.domain.experiment import (
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
+    AttemptLost,
+    AttemptMissing,
     AttemptStarted,
     Begun,
     CancelTrial,
@@ -32,6 +34,7 @@ from nni_manager.domain.experiment import (
     MetricsStored,
     ParametersSuggested,
     SubmitJob,
+    TakeRest,
     TaskReported,
     TrialStopAsked,
 )
@@ -104,8 +107,9 @@ class Play:
         self.end(trial_id, well=well)
         self.deliver(trial_id)
 
-    def lose(self, job_id: str, *, is_clean: bool = False) -> None:
-        self.handle(JobGone(job_id, ExitReason.KEEPER_LOST, "its keeper is gone", 30.0, is_clean))
+    def lose(self, job_id: str, *, is_clean: bool = False, is_untouched: bool = False) -> None:
+        gone = JobGone(job_id, ExitReason.KEEPER_LOST, "its keeper is gone", 30.0, is_clean, is_untouched)
+        self.handle(gone)
 
 
 # ---- one job, many trials
@@ -251,6 +255,87 @@ def test_a_word_that_was_lost_with_the_link_is_said_again() -> None:
     assert len(play.given) == 2
 
 
+def test_a_trial_that_its_dying_job_never_began_is_given_to_one_more_job_and_then_fails() -> None:
+    play = Play()
+    play.idle("env-0")
+    play.lose("env-0", is_untouched=True)
+    assert play.trial("t0").state is TrialState.WAITING
+    play.idle("env-1")
+    assert play.given[-1] == ("env-1", "t0", None)
+    play.lose("env-1", is_untouched=True)
+    assert (play.trial("t0").state, play.trial("t0").reason) == (TrialState.FAILED, ExitReason.KEEPER_LOST)
+
+
+def test_a_job_that_ends_well_and_was_never_heard_takes_a_waiting_trial_along_too() -> None:
+    play = Play()
+    play.lose("env-0", is_clean=True)
+    assert play.trial("t0").state is TrialState.FAILED, "or jobs would be asked for without an end"
+
+
+def test_a_word_to_leave_that_was_lost_with_the_link_is_said_again() -> None:
+    play = Play(max_trials=1)
+    play.idle()
+    play.run("t0")
+    assert play.dismissed == ["env-0"]
+    play.idle()
+    assert play.dismissed == ["env-0", "env-0"]
+
+
+# ---- keepers that are replaced in a job that lives on
+
+T0 = AttemptKey("t0", 0, "main-0")
+
+
+@pytest.fixture
+def running() -> Play:
+    play = Play()
+    play.idle()
+    play.start("t0")
+    return play
+
+
+def test_what_a_missing_attempt_had_to_tell_is_looked_for_and_without_an_end_it_begins_anew(
+    running: Play,
+) -> None:
+    running.report("t0", "1")
+    assert running.handle(AttemptMissing(T0)) == [TakeRest(T0)]
+    running.idle()
+    assert len(running.given) == 1, "not before it is known how the first attempt ended"
+    running.handle(AttemptLost(T0, 15.0))
+    assert running.given[-1] == ("env-0", "t0", "main-0")
+    running.start("t0", attempt=1)
+    trial = running.trial("t0")
+    assert (trial.state, trial.attempt, trial.final) == (TrialState.RUNNING, 1, None)
+
+
+def test_a_missing_attempt_whose_end_is_found_is_over_and_the_job_takes_the_next(running: Play) -> None:
+    running.handle(AttemptMissing(T0))
+    running.idle()
+    running.end("t0")
+    running.deliver("t0")
+    assert running.trial("t0").state is TrialState.SUCCEEDED
+    assert running.given[-1] == ("env-0", "t1", None)
+
+
+def test_an_attempt_that_is_lost_while_it_was_to_stop_is_over(running: Play) -> None:
+    running.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 12.0))
+    running.handle(AttemptMissing(T0))
+    running.handle(AttemptLost(T0, 15.0))
+    assert running.trial("t0").state is TrialState.USER_CANCELED
+
+
+@pytest.mark.parametrize("reuses_jobs", [True, False])
+def test_nothing_is_looked_for_of_attempts_that_are_over_or_that_a_cluster_begins_anew(
+    reuses_jobs: bool,
+) -> None:
+    play = Play()
+    play.experiment.reuses_jobs = reuses_jobs
+    play.idle()
+    if reuses_jobs:
+        play.run("t0")
+    assert play.handle(AttemptMissing(T0)) == []
+
+
 # ---- several tasks
 
 PAIR = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2)))
@@ -325,6 +410,62 @@ def test_a_trial_whose_end_is_known_is_not_lost_with_a_task_that_never_tells_its
     assert team.trial("t0").state is TrialState.SUCCEEDED
 
 
+def test_a_task_that_begins_when_the_trial_is_over_is_let_go(team: Play) -> None:
+    for task in TASKS:
+        team.end("t0", task)
+        team.deliver("t0", task)
+    assert team.trial("t0").state is TrialState.SUCCEEDED
+    late = AttemptKey("t0", 1, "ps-0")
+    assert team.handle(AttemptStarted(late, 40.0)) == [CloseAttempt(late)]
+
+
+def test_a_trial_that_all_tasks_end_is_over_with_the_last_of_them() -> None:
+    play = Play(completion=Completion((TaskRole("worker", 2, 1, -1),)))
+    for task in ("worker-0", "worker-1"):
+        play.idle(task=task)
+    for task in ("worker-0", "worker-1"):
+        play.start("t0", task)
+    play.end("t0", "worker-0", at_s=20.0)
+    play.deliver("t0", "worker-0")
+    play.end("t0", "worker-1", at_s=120.0)
+    assert play.trial("t0").state is TrialState.CLOSING
+    play.deliver("t0", "worker-1")
+    assert (play.trial("t0").state, play.trial("t0").ended_at_s) == (TrialState.SUCCEEDED, 120.0)
+
+
+def test_one_task_that_begins_anew_takes_nothing_from_the_others(team: Play) -> None:
+    team.report("t0", "0.5", "worker-0")
+    team.end("t0", "worker-0")
+    team.start("t0", "ps-0", attempt=1)
+    trial = team.trial("t0")
+    assert (trial.final, trial.attempt, trial.reporter, set(trial.ends)) == (
+        "0.5",
+        0,
+        "worker-0",
+        {"worker-0"},
+    )
+    team.end("t0", "worker-1")
+    assert trial.state is TrialState.CLOSING
+
+
+def test_a_reporter_that_begins_anew_takes_its_results_along(team: Play) -> None:
+    team.report("t0", "0.5", "worker-0")
+    team.end("t0", "worker-1")
+    team.start("t0", "worker-0", attempt=1)
+    trial = team.trial("t0")
+    assert (trial.final, trial.attempt, set(trial.ends)) == (None, 1, {"worker-1"})
+
+
+def test_a_lost_task_that_nobody_waits_for_any_more_holds_up_nothing(team: Play) -> None:
+    for task in ("worker-0", "worker-1"):
+        team.end("t0", task)
+        team.deliver("t0", task)
+    key = AttemptKey("t0", 0, "ps-0")
+    assert team.handle(AttemptMissing(key)) == [TakeRest(key)]
+    team.handle(AttemptLost(key, 15.0))
+    assert team.trial("t0").state is TrialState.SUCCEEDED
+
+
 # ---- restarts
 
 
@@ -355,6 +496,33 @@ def test_after_a_restart_jobs_and_queue_are_what_they_were() -> None:
     after.start("t0")
     after.idle("env-1")
     assert after.given == [("env-1", "t1", None)]
+
+
+def test_after_a_restart_the_ends_that_were_told_before_still_decide(team: Play) -> None:
+    for task in ("worker-0", "worker-1"):
+        team.end("t0", task)
+    ends = dict(team.trial("t0").ends)
+    team.trial("t0").state = TrialState.RUNNING  # as stored before the second of them
+    team.trial("t0").reason = None
+    before = team.experiment
+    after = Play.__new__(Play)
+    after.did = []
+    after.experiment = Experiment(
+        "exp", before.limits, True, reuses_jobs=True, completion=PAIR, state=before.state
+    )
+    trial = team.trial("t0")
+    trial.ended = None
+    trial.ends, trial.undelivered = ends, {"ps-0"}
+    after.experiment.restore([trial])
+    after.experiment.restore_jobs(
+        [type(job)(job.job_id, was_heard=True) for job in before.jobs.live.values()], []
+    )
+    after.handle(Begun())
+    assert trial.state is TrialState.CLOSING
+    assert len(after.all_of(CancelTrial)) == 1, "the server that is left is stopped"
+    after.end("t0", "ps-0", well=False)
+    after.deliver("t0", "ps-0")
+    assert trial.state is TrialState.SUCCEEDED
 
 
 def test_after_a_restart_new_jobs_have_new_names() -> None:

@@ -144,7 +144,9 @@ SPENT = {
 def test_a_new_attempt_starts_with_empty_hands(a_trial) -> None:
     trial = a_trial(state=C, ended=an_end(ExitReason.SIGNAL, 137), **SPENT)
     trial.began(SECOND, 130.0)
-    assert trial == a_trial(state=R, attempt=1, started_at_s=130.0, undelivered={"main"})
+    assert trial == a_trial(
+        state=R, attempt=1, started_at_s=130.0, attempts={"main": 1}, undelivered={"main"}
+    )
 
 
 def test_an_attempt_that_could_not_be_started_does_not_inherit_either(a_trial) -> None:

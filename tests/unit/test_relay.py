@@ -128,3 +128,15 @@ def test_a_full_disk_under_the_descriptor_ends_the_relay_without_a_word(source):
         end_of(relay)
     finally:
         os.close(full)
+
+
+def test_a_relay_that_nobody_reads_holds_no_file(pipe, source):
+    relay = following(pipe[1], source)
+    os.close(pipe[0])
+    pipe[0] = None
+    relay.say("into the void\n")
+    relay._thread.join(10)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        relay.follow(source)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -19,10 +19,11 @@ from nni_manager.store.store import (
     StoreReader,
     StoreUnusable,
     TrialRow,
+    UsageRow,
     log_path,
 )
 from nni_sdk.records import decode, encode
-from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 KEY = AttemptKey("aBcDe", 0, "main-0")
@@ -73,6 +74,15 @@ def test_the_peak_of_what_a_trial_used_is_stored_with_it(store, reader):
     assert reader.trials()[0].peak_usage is None
     store.commit([TrialRow.of(a_trial(peak_usage=peak))], 2.0)
     assert reader.trials()[0].peak_usage == peak
+
+
+def test_what_a_trial_used_comes_back_sample_by_sample(store, reader):
+    gpu = GpuUsage(1, 50.0, 2**30)
+    samples = [UsageRow(Usage(KEY, 12.5 * n, 1000 * n, 10 * n, (gpu,) * n), 5.0 * n) for n in range(3)]
+    store.commit([TrialRow.of(a_trial()), *samples[1:], samples[0]], 1.0)
+    store.commit(samples, 2.0)
+    assert reader.usage_of(KEY.trial_id) == samples
+    assert reader.usage_of("other") == []
 
 
 def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reader):

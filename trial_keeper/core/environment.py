@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trial_keeper.settings import without_settings
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace
+from trial_keeper.wire.workspace import MARKER, AttemptFolder, TrialDocument, Workspace
 
 
 def trial_environ(
@@ -25,7 +25,7 @@ def trial_environ(
         "NNI_EXP_ID": experiment_id,
         "NNI_TRIAL_JOB_ID": trial.trial_id,
         "NNI_TRIAL_SEQ_ID": str(trial.sequence_id),
-        "NNI_SYS_DIR": str(folder.path),
+        MARKER: str(folder.path),
         "NNI_OUTPUT_DIR": str(folder.output),
         "NNI_CODE_DIR": trial.code_dir,
         "PYTHONPATH": _appended(container.get("PYTHONPATH", ""), str(workspace.sdk)),

@@ -125,7 +125,8 @@ class Keeper:
             case TrialUnprepared():
                 self._begin(event.key)
                 # The next trial would meet the same.
-                return [*self._poison(now_s), *self._note_end(self._never_ran(event), now_s)]
+                why = "its trial could not be prepared, and the next one would meet the same"
+                return [*self._poison(why, now_s), *self._note_end(self._never_ran(event), now_s)]
             case TrialSpawned():
                 return self._note_start(event)
             case SpawnFailed():
@@ -218,7 +219,7 @@ class Keeper:
             effects.append(
                 LogDecision(event.key, f"appeared in the temporary folder and is still there: {event.in_tmp}")
             )
-        return effects + (self._poison(now_s) if event.leftovers else [])
+        return effects + (self._poison(KeeperExit.POISONED.meaning, now_s) if event.leftovers else [])
 
     def _ended(self, event: TrialExited) -> TrialEnded:
         attempt = self._running(event.key)
@@ -383,12 +384,12 @@ class Keeper:
             self._is_leaving = True
             self._note_progress(now_s)
 
-    def _poison(self, now_s: float) -> list[Effect]:
+    def _poison(self, why: str, now_s: float) -> list[Effect]:
         if not self.settings.is_reused:
             return []
         self._start_leaving(now_s)
         self._own_code = KeeperExit.POISONED
-        return [LogDecision(None, f"leaving: {KeeperExit.POISONED.meaning}")]
+        return [LogDecision(None, f"leaving: {why}")]
 
     @property
     def _idle_until_s(self) -> float:

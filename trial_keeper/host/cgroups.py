@@ -43,6 +43,10 @@ class MemoryCgroup:
                 return int(value)
         return 0
 
+    def pids(self) -> frozenset[int]:
+        """Who is counted here."""
+        return frozenset(map(int, _read(self.folder / "cgroup.procs").split()))
+
     def limit_bytes(self) -> int | None:
         """The lowest limit of this group and of those above it that can be seen; None for none."""
         limits = []

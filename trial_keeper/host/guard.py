@@ -7,6 +7,7 @@ the keeper is gone, whatever ended it: the pipe between them is closed.
 
 import os
 import signal
+from collections.abc import Iterable
 
 from trial_keeper.host.process import end_marked
 
@@ -20,22 +21,28 @@ class Guard:
 
     def __init__(self) -> None:
         read_end, self._pipe = os.pipe()
+        told, tell = os.pipe()
         between = os.fork()
         if between == 0:
             code = 1
             try:
-                if os.fork() == 0:
+                pid = os.fork()
+                if pid == 0:
                     _become_guard(read_end)
+                os.write(tell, str(pid).encode())
                 code = 0
             finally:
                 # Whatever happens, there is no second keeper.
                 os._exit(code)
         os.close(read_end)
+        os.close(tell)
         os.waitpid(between, 0)
+        with open(told, "rb") as file:
+            self.pid = int(file.read() or b"0")
 
-    def watch(self, sys_dir: str, session: int = 0) -> None:
-        """From now on, the keeper's death is to end what this attempt has started, and what is in this session, if any."""
-        self._say(f"{session} {sys_dir}")
+    def watch(self, markers: Iterable[str], session: int = 0) -> None:
+        """From now on, the keeper's death is to end what is marked so, and what is in this session, if any."""
+        self._say("\n".join((str(session), *markers)))
 
     def rest(self) -> None:
         """The attempt is over."""
@@ -68,6 +75,6 @@ def _become_guard(read_end: int) -> None:
     while piece := os.read(0, 4096):
         *whole, rest = (rest + piece).split(b"\0")
         said = whole[-1] if whole else said
-    session, _, sys_dir = said.partition(b" ")
-    if sys_dir:
-        end_marked((os.fsdecode(sys_dir),), {int(session)} - {0})
+    session, *markers = os.fsdecode(said).split("\n")
+    if markers:
+        end_marked(markers, {int(session)} - {0})

@@ -41,18 +41,26 @@ from trial_keeper.core.events import (
 )
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
+from trial_keeper.exit_codes import of_signal
 from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial
 from trial_keeper.host.cgroups import MemoryCgroup
 from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
 from trial_keeper.host.guard import Guard
 from trial_keeper.host.mount import with_code
-from trial_keeper.host.process import TrialProcess, adopt_orphans
+from trial_keeper.host.process import TrialProcess, adopt_orphans, ancestors, descendants
 from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, Usage
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, exit_to_bytes, replace_file
+from trial_keeper.wire.workspace import (
+    MARKER,
+    AttemptFolder,
+    TrialDocument,
+    Workspace,
+    exit_to_bytes,
+    replace_file,
+)
 
 if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
@@ -66,6 +74,8 @@ _GROUP_LOOK_S = 0.05
 _IDLE_LOOK_S = 3600.0
 _MANAGER_LOOK_S = 1.0
 _MESSAGE_BYTES = 4096
+# How a command ends that was killed, and a shell whose command was.
+_KILLED = (-signal.SIGKILL, of_signal(signal.SIGKILL))
 _NAMES_SHOWN = 5
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -80,6 +90,7 @@ class _Attempt:
     tail: Tail = field(init=False)
     sizes: Offsets = field(default_factory=dict)
     oom_kills: int = 0
+    shares_memory: bool = False
     in_tmp: frozenset[str] = frozenset()
     sampler: UsageSampler | None = None
     usage: UsageWatch | None = None
@@ -102,6 +113,8 @@ class Host:
         self._task = task
         self._keeper = Keeper(settings, time.monotonic())
         self._attempts: dict[AttemptKey, _Attempt] = {}
+        self._unclaimed: set[AttemptKey] = set()
+        """Those that could not even be claimed: a folder of that name would be another's."""
         self._current: _Attempt | None = None
         self._process: TrialProcess | None = None
         self._news = FileNews()
@@ -109,8 +122,12 @@ class Host:
         self._stdout = Relay(1) if settings.relay_output else None
         self._stderr = Relay(2)
         self._warm: WarmStarts | None = None
+        self._warm_marker: tuple[str, ...] = ()
         if settings.warm_imports and settings.is_reused:
-            self._warm = WarmStarts(settings.warm_imports, self._common_environ(), self._say)
+            # A fork of it shows the interpreter's environment to whoever looks, not the trial's.
+            self._warm_marker = (workspace.warm_marker(settings.job_id),)
+            environ = self._common_environ() | {MARKER: self._warm_marker[0]}
+            self._warm = WarmStarts(settings.warm_imports, environ, self._say)
         self._link: ManagerLink | None = None
         self._waiting_for_loop: list[Effect] = []
         self._early_signals: list[int] = []
@@ -224,15 +241,26 @@ class Host:
                 signal=-status if status < 0 else None,
                 sizes=attempt.tail.sizes(self._settings.streams),
                 stderr_tail=attempt.tail.last_text(Stream.STDERR, _MESSAGE_BYTES),
-                out_of_memory=self._memory_shortage(attempt),
+                out_of_memory=self._memory_shortage(attempt, status),
             )
         )
 
-    def _memory_shortage(self, attempt: _Attempt) -> OutOfMemory | None:
+    def _memory_shortage(self, attempt: _Attempt, status: int) -> OutOfMemory | None:
         memory = self._memory
         if memory is None or memory.oom_kills() == attempt.oom_kills:
             return None
+        if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
+            return None  # it may have been another's process, and this trial failed by itself
         return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
+
+    def _shares_memory(self) -> bool:
+        """Whether others are counted in this keeper's control group, as on a laptop; in a container it has one of its own."""
+        if self._memory is None or os.getpid() == 1:
+            return False
+        known = {os.getpid(), *ancestors(), *descendants((os.getpid(),))}
+        if self._guard is not None:
+            known.add(self._guard.pid)
+        return not self._memory.pids() <= known
 
     def _names_in_tmp(self) -> frozenset[str]:
         """What lies in the temporary folder, where the next trial of the job could find it."""
@@ -307,8 +335,9 @@ class Host:
                         self._process.signal(kill=effect.kill)
                         self._news.look_now()
                 case RecordExit():
-                    path = self._workspace.attempt(effect.ended.key).exit_json
-                    self._writing(partial(replace_file, path, exit_to_bytes(effect.ended)))
+                    if effect.ended.key not in self._unclaimed:
+                        path = self._workspace.attempt(effect.ended.key).exit_json
+                        self._writing(partial(replace_file, path, exit_to_bytes(effect.ended)))
                 case ReleaseAttempt():
                     self._release(effect.key)
                 case LogDecision():
@@ -318,12 +347,14 @@ class Host:
                     self._done.set()
 
     def _prepare(self, trial_id: str) -> None:
-        key = AttemptKey(trial_id, 0, self._task)
+        key = unclaimed = AttemptKey(trial_id, 0, self._task)
         try:
             trial = read_trial(self._workspace, trial_id)
             key, folder = claim_attempt(self._workspace, trial_id, self._task)
             trial = with_code(self._workspace, trial, folder)
         except KeeperError as error:
+            if key is unclaimed:
+                self._unclaimed.add(key)
             self._handle(TrialUnprepared(key, time.time(), error.exit_code, str(error)))
             return
         self._attempts[key] = _Attempt(key, trial, folder)
@@ -332,11 +363,13 @@ class Host:
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
         attempt.oom_kills = self._memory.oom_kills() if self._memory is not None else 0
+        attempt.shares_memory = self._shares_memory()
         attempt.in_tmp = self._names_in_tmp()
         environ = trial_environ(os.environ, self._settings.experiment_id, trial, folder, self._workspace)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
+        markers = (str(folder.path), *self._warm_marker)
         if self._guard is not None:
-            self._guard.watch(str(folder.path))
+            self._guard.watch(markers)
         spared: tuple[int, ...] = ()
         warm_pid: int | None = None
         if self._warm is not None:
@@ -353,7 +386,7 @@ class Host:
             self._handle(SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
         if self._guard is not None:
-            self._guard.watch(str(folder.path), self._process.pid)
+            self._guard.watch(markers, self._process.pid)
         self._current = attempt
         attempt.sampler = UsageSampler(
             attempt.key,

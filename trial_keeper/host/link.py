@@ -78,8 +78,9 @@ class _Outgoing:
             self._urgent.append(message)
         self._has_news.set()
 
-    def look(self) -> None:
-        """Let one that takes see whether logs are still paced."""
+    def begin_burst(self) -> None:
+        """Logs are paced from now on, or no more: what went before does not count."""
+        self._burst_began_s, self._burst_bytes = time.monotonic(), 0
         self._has_news.set()
 
     async def take(self) -> KeeperMessage:
@@ -132,7 +133,7 @@ class ManagerLink:
     def pace_logs(self, *, are_paced: bool) -> None:
         """Whether logs go no faster than a running trial can spare, or as fast as they can: nothing runs that it could cost."""
         self._logs_are_paced = are_paced
-        self._outgoing.look()
+        self._outgoing.begin_burst()
 
     def open(self, hello: Hello) -> None:
         """Connect in the background; a try that is still under way is given up."""

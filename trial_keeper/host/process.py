@@ -20,9 +20,8 @@ from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
+from trial_keeper.wire.workspace import MARKER
 
-MARKER = "NNI_SYS_DIR"
-"""The variable that tells whose a process is: every process of an attempt inherits it, and no other has its value."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LONGEST_SHOWN = 200
 # What was killed is mostly gone within a millisecond. The keeper's loop stands still for so long at the most.
@@ -256,6 +255,16 @@ def descendants(pids: Iterable[int]) -> list[int]:
     return found
 
 
+def ancestors() -> list[int]:
+    """The parent of this process, its parent, and so on."""
+    found = [os.getppid()]
+    with contextlib.suppress(OSError):
+        while found[-1] > 1:
+            with open(f"/proc/{found[-1]}/stat", "rb") as file:
+                found.append(int(_fields_of(file.read())[1]))
+    return found
+
+
 def _children(pid: int) -> list[int]:
     children: list[int] = []
     try:
@@ -326,8 +335,15 @@ def _is_dead(pid: int) -> bool:
             stat = file.read()
     except OSError:
         return True
-    # The name before it stands in brackets and may hold anything. Source: proc_pid_stat(5).
-    return stat[stat.rindex(b")") + 2 :][:1] in b"ZX"
+    return _fields_of(stat)[0] in b"ZX"
+
+
+def _fields_of(stat: bytes) -> list[bytes]:
+    """The state, the parent and what follows. The name before them stands in brackets and may hold anything.
+
+    Source: proc_pid_stat(5).
+    """
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def _session_of(pid: int) -> int | None:

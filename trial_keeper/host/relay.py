@@ -1,6 +1,5 @@
 """What appears on the keeper's own stdout and stderr, where clusters look for it."""
 
-import contextlib
 import os
 import queue
 import threading
@@ -32,8 +31,9 @@ class Relay:
 
     def follow(self, source: Path) -> None:
         """Copy this file from now on; it exists. The one before is copied to its end first, and grows no more."""
-        self._sources.append(os.open(source, os.O_RDONLY | os.O_CLOEXEC))
-        self._has_news.set()
+        if self._thread.is_alive():
+            self._sources.append(os.open(source, os.O_RDONLY | os.O_CLOEXEC))
+            self._has_news.set()
 
     def say(self, line: str) -> None:
         """Write a line. Returns at once."""
@@ -51,7 +51,7 @@ class Relay:
         self._thread.join(_LONGEST_DRAIN_S)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             is_last_round = False
             while not is_last_round:
                 self._has_news.wait()
@@ -60,6 +60,11 @@ class Relay:
                 self._copy()
                 while not self._lines.empty():
                     _write_all(self._target, self._lines.get())
+        except OSError:
+            return
+        finally:
+            while self._sources:
+                os.close(self._sources.popleft())
 
     def _copy(self) -> None:
         while self._sources:

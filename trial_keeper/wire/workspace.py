@@ -33,6 +33,10 @@ class DocumentInvalid(ValueError):
     """A document in the workspace is missing a field or is not what its name says."""
 
 
+MARKER = "NNI_SYS_DIR"
+"""The variable that tells whose a process is: every process of an attempt inherits it, and no other has its value."""
+
+
 def is_safe_name(name: str) -> bool:
     """Whether the name can be one folder of a workspace, and no more than one."""
     return _SAFE_NAME.fullmatch(name) is not None
@@ -160,6 +164,10 @@ class Workspace:
             ValueError: an id could lead out of the workspace.
         """
         return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / _safe(key.task))
+
+    def warm_marker(self, job_id: str) -> str:
+        """Instead of an attempt's folder, what marks the processes of a job's warm interpreter. There is no such folder."""
+        return str(self.root / "warm" / _safe(job_id))
 
     def attempts_of(self, trial_id: str) -> list[AttemptKey]:
         """The attempts that have left a folder, oldest first."""

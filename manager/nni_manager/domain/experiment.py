@@ -29,6 +29,7 @@ TOP_TRIALS = 10
 LATEST_FAILURES = 3
 
 STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
+_KEEPER_RESTARTED = "its keeper was started anew while the trial was being stopped"
 
 
 class ExperimentState(str, Enum):
@@ -187,6 +188,21 @@ class KeeperIdle:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptMissing:
+    """The keeper that has connected for this attempt's task does not know it: the one that did is gone, and its job is not."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLost:
+    """A missing attempt has left no end in the workspace either."""
+
+    key: AttemptKey
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobGone:
     """The job does not exist any more, and the workspace has told all it knows.
 
@@ -199,6 +215,8 @@ class JobGone:
     message: str
     at_s: float
     is_clean: bool = False
+    is_untouched: bool = False
+    """Whether no keeper of it has begun the trial that it had been given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +272,8 @@ Event = (
     | AttemptDelivered
     | TaskReported
     | KeeperIdle
+    | AttemptMissing
+    | AttemptLost
     | JobGone
     | JobSubmitted
     | KeeperMatched
@@ -302,6 +322,13 @@ class SaveJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveUsage:
+    """Store what a task used just now."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitJob:
     """Ask the cluster for the job, once it is stored; `job.trial_id` is the trial it is made for, if it is for one."""
 
@@ -340,6 +367,13 @@ class CloseAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeRest:
+    """Look in the workspace for how a missing attempt ended, and for what it had still to tell."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetTrial:
     """Take nothing more of a trial that is lost, and tell keepers that still speak of it."""
 
@@ -357,11 +391,13 @@ Effect = (
     | SaveTrial
     | SaveExperiment
     | SaveJob
+    | SaveUsage
     | SubmitJob
     | GiveTrial
     | DismissJob
     | CancelTrial
     | CloseAttempt
+    | TakeRest
     | ForgetTrial
     | Finish
 )
@@ -480,6 +516,10 @@ class Experiment:
                 return self._note_report(event.key)
             case KeeperIdle():
                 return self._note_idle(event)
+            case AttemptMissing():
+                return self._note_missing(event.key)
+            case AttemptLost():
+                return self._note_loss(event, now_s)
             case JobGone():
                 return self._note_job_end(event, now_s)
             case UsageReported():
@@ -503,7 +543,10 @@ class Experiment:
     def _begin(self, now_s: float) -> list[Effect]:
         self.error = ""
         self._finished = False
-        return self._move(ExperimentEvent.BEGUN, now_s)
+        effects: list[Effect] = []
+        for trial in [trial for trial in self.trials.values() if trial.ends and not trial.state.is_final]:
+            effects += self._decide(trial) + self._close_when_complete(trial, now_s)
+        return effects + self._move(ExperimentEvent.BEGUN, now_s)
 
     def _add_trial(self, event: ParametersSuggested, now_s: float) -> list[Effect]:
         self._asked -= 1
@@ -534,11 +577,13 @@ class Experiment:
 
     def _note_start(self, event: AttemptStarted, now_s: float) -> list[Effect]:
         trial, key = self.trials[event.key.trial_id], event.key
-        if trial.state.is_final or not trial.counts(key) or trial.knows(key):
+        if trial.state.is_final:
+            return [CloseAttempt(key)]  # too late: its keeper ends it
+        if not trial.counts(key) or trial.knows(key):
             return []
-        if trial.attempt == key.attempt and trial.state is not TrialState.WAITING:
-            # Another task of the attempt that runs, or the same one, told to a manager that has just been started.
-            trial.undelivered.add(key.task)
+        if trial.state is not TrialState.WAITING and not trial.restarts_with(key):
+            # One more task of the attempt that runs, or the same one, told to a manager that has just been started.
+            trial.joined(key)
             is_too_late = trial.reason is not None and self.completion.tasks > 1
             return [CancelTrial(trial, trial.reason)] if is_too_late and trial.reason is not None else []
         with self._counted(trial):
@@ -577,18 +622,23 @@ class Experiment:
 
     def _note_usage(self, usage: Usage) -> list[Effect]:
         trial = self.trials[usage.key.trial_id]
-        if trial.state.is_final or trial.attempt != usage.key.attempt:
+        if trial.state.is_final or trial.attempt_of(usage.key.task) != usage.key.attempt:
             return []
-        return [SaveTrial(trial)] if trial.used(usage) else []
+        is_higher = trial.used(usage)
+        return [SaveUsage(usage), *([SaveTrial(trial)] if is_higher else [])]
 
     def _note_end(self, ended: TrialEnded) -> list[Effect]:
         trial, key = self.trials[ended.key.trial_id], ended.key
         if trial.state.is_final:
             return [CloseAttempt(key)]
-        is_told_again = trial.attempt == key.attempt and key.task in trial.ends
+        is_told_again = trial.attempt_of(key.task) == key.attempt and key.task in trial.ends
         if is_told_again or not trial.counts(key):
             return []
         trial.ended_in(ended)
+        return self._decide(trial)
+
+    def _decide(self, trial: Trial) -> list[Effect]:
+        """See whether the ends that were told end the trial."""
         decisive = self.completion.decisive(trial.ends.values()) if trial.ended is None else None
         if decisive is None:
             return []
@@ -605,9 +655,29 @@ class Experiment:
         if trial.state.is_final or not trial.counts(key) or key.task not in trial.ends:
             return [CloseAttempt(key)]
         trial.undelivered.discard(key.task)
-        if trial.ended is None or trial.undelivered:
-            return [CloseAttempt(key)]  # other tasks of the trial go on
-        return [*self._close(trial, now_s), CloseAttempt(key)]
+        return [*self._close_when_complete(trial, now_s), CloseAttempt(key)]
+
+    def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
+        """Unless other tasks of the trial go on."""
+        return [] if trial.ended is None or trial.undelivered else self._close(trial, now_s)
+
+    def _note_missing(self, key: AttemptKey) -> list[Effect]:
+        trial = self.trials[key.trial_id]
+        is_of_job = self.reuses_jobs and not trial.state.is_final and trial.knows(key)
+        return [TakeRest(key)] if is_of_job and key.task in trial.undelivered else []
+
+    def _note_loss(self, event: AttemptLost, now_s: float) -> list[Effect]:
+        trial, key = self.trials[event.key.trial_id], event.key
+        job = self.jobs.live.get(trial.job_id)
+        if trial.state.is_final or job is None or not trial.knows(key) or key.task in trial.ends:
+            return []
+        if trial.stop_reason is not None:
+            return self._lose(trial, trial.stop_reason, _KEEPER_RESTARTED, event.at_s, now_s)
+        trial.undelivered.discard(key.task)
+        if trial.ended is not None:
+            return self._close_when_complete(trial, now_s)
+        job.idle_tasks.discard(key.task)
+        return [GiveTrial(job, trial, key.task)]
 
     def _close(self, trial: Trial, now_s: float) -> list[Effect]:
         with self._counted(trial):
@@ -634,6 +704,8 @@ class Experiment:
         job = self.jobs.live.get(event.job_id)
         if job is None:
             return []
+        if job.state is JobState.LEAVING:
+            return [DismissJob(job)]  # the word was lost with a link
         trial = self._trial_of(job)
         if trial is not None and event.task not in trial.ends and event.task not in trial.undelivered:
             # It never heard of the trial: the word was lost with a link or a manager.
@@ -649,14 +721,17 @@ class Experiment:
         effects: list[Effect] = [SaveJob(job, is_over=True)]
         trial = self._trial_of(job)
         if trial is None:
-            is_a_bad_sign = not (job.was_heard or event.is_clean or job.state is JobState.LEAVING)
+            is_a_bad_sign = not (job.was_heard or job.state is JobState.LEAVING)
             if is_a_bad_sign and self.jobs.queue:
                 # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
                 trial = self.trials[self.jobs.queue.popleft()]
                 effects += self._lose(trial, event.reason, event.message, event.at_s, now_s)
             return effects
-        if self.reuses_jobs and event.is_clean and trial.state is TrialState.WAITING:
-            # It left, having been idle for long enough, while the trial was on its way to it.
+        may_return = event.is_clean or (event.is_untouched and not trial.was_returned)
+        if self.reuses_jobs and may_return and trial.state is TrialState.WAITING:
+            # It left, having been idle for long enough, or died while the trial was on its way to it. A trial that two jobs died
+            # of is not given to a third.
+            trial.was_returned = not event.is_clean
             trial.job_id = ""
             self.jobs.queue.appendleft(trial.trial_id)
             return [*effects, SaveTrial(trial)]

@@ -128,8 +128,12 @@ class Trial:
     """As last reported; not stored."""
     ended: TrialEnded | None = field(default=None, repr=False)
     """The end that decided, when its bytes may still be on their way; not stored."""
+    attempts: dict[str, int] = field(default_factory=dict, repr=False)
+    """The newest attempt of each task that has begun. A cluster may start one task anew and leave the others; not stored."""
     ends: dict[str, TrialEnded] = field(default_factory=dict, repr=False)
     """The end of each task that has told it, in that order; not stored."""
+    was_returned: bool = False
+    """Whether a job it was given died before it began; not stored."""
     undelivered: set[str] = field(default_factory=set, repr=False)
     """The tasks that have begun and whose last byte is not here; not stored."""
 
@@ -155,19 +159,35 @@ class Trial:
         return self.state is TrialState.SUCCEEDED and self.value is None
 
     def counts(self, key: AttemptKey) -> bool:
-        """Whether this attempt's records are the trial's: only those of the newest attempt are."""
-        return self.attempt is None or key.attempt >= self.attempt
+        """Whether anything of this attempt matters: it is the newest of its task."""
+        newest = self.attempt_of(key.task)
+        return newest is None or key.attempt >= newest
+
+    def attempt_of(self, task: str) -> int | None:
+        """The newest attempt of a task that has begun; None if it has not."""
+        # Of a trial that an earlier manager began, only the attempt that counts is stored.
+        return self.attempts.get(task) if self.attempts else self.attempt
 
     def began(self, key: AttemptKey, at_s: float) -> None:
         """An attempt runs, in one of its tasks at least."""
-        self._turn_to(key)
-        self.undelivered.add(key.task)
+        self.joined(key)
         self.started_at_s = at_s
         self.happened(TrialEvent.STARTED)
 
+    def joined(self, key: AttemptKey) -> None:
+        """A task of it runs: one more, or one that begins anew."""
+        self._turn_to(key)
+        self.undelivered.add(key.task)
+
     def knows(self, key: AttemptKey) -> bool:
         """Whether this task of this attempt has begun."""
-        return self.attempt == key.attempt and (key.task in self.undelivered or key.task in self.ends)
+        has_begun = key.task in self.undelivered or key.task in self.ends
+        return has_begun and self.attempt_of(key.task) == key.attempt
+
+    def restarts_with(self, key: AttemptKey) -> bool:
+        """Whether all begins anew when this does: it is a new attempt of the task whose metrics count."""
+        newest = self.attempt_of(key.task)
+        return newest is not None and key.attempt > newest and self.reporter in (None, key.task)
 
     def reported(self, key: AttemptKey) -> str:
         """A task is about to report. What to say if its metrics will not count; empty when they will."""
@@ -188,7 +208,8 @@ class Trial:
 
     def finished(self, ended: TrialEnded) -> None:
         """The command is over. What we asked for before decides the reason, unless the command had succeeded by itself."""
-        self.ended_in(ended)
+        if ended.key.task not in self.ends:
+            self.ended_in(ended)
         self.ended = ended
         self.reason = (
             ended.reason if ended.reason is ExitReason.SUCCEEDED else (self.stop_reason or ended.reason)
@@ -196,7 +217,7 @@ class Trial:
         self.exit_code = ended.exit_code
         self.message = ended.message
         self.started_at_s = min(self.started_at_s or ended.started_at_s, ended.started_at_s)
-        self.ended_at_s = ended.ended_at_s
+        self.ended_at_s = max(each.ended_at_s for each in self.ends.values())
         self.happened(TrialEvent.ENDED)
 
     def used(self, usage: Usage) -> bool:
@@ -208,16 +229,23 @@ class Trial:
 
     def _turn_to(self, key: AttemptKey) -> None:
         """A newer attempt than before starts with empty hands."""
-        if self.attempt is not None and key.attempt > self.attempt:
-            self.final = self.value = self.intermediate = None
-            self.intermediate_count = 0
-            self.peak_usage = self.latest_usage = None
-            self.ended = self.reason = self.exit_code = self.started_at_s = self.ended_at_s = None
-            self.reporter = None
-            self.message = self.warning = ""
-            self.ends.clear()
-            self.undelivered.clear()
-        self.attempt = key.attempt
+        newest = self.attempt_of(key.task)
+        if newest is not None and key.attempt > newest:
+            if self.ended is not None:  # the cluster runs all of the job again
+                self.ends.clear()
+                self.undelivered.clear()
+            self.ends.pop(key.task, None)
+            self.undelivered.discard(key.task)
+            if self.restarts_with(key):
+                self.final = self.value = self.intermediate = None
+                self.intermediate_count = 0
+                self.peak_usage = self.latest_usage = None
+                self.ended = self.reason = self.exit_code = self.started_at_s = self.ended_at_s = None
+                self.reporter = None
+                self.message = self.warning = ""
+        self.attempts[key.task] = key.attempt
+        if self.reporter in (None, key.task):
+            self.attempt = key.attempt
 
     def gone(self, reason: ExitReason, message: str, at_s: float) -> None:
         """It is over and nobody can tell more than that."""

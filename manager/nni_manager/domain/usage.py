@@ -1,6 +1,7 @@
 """The most that a trial has used of each resource."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from trial_keeper.wire.messages import GpuUsage, Usage
@@ -38,8 +39,17 @@ class PeakUsage:
     def from_json(cls, text: str) -> "PeakUsage":
         """What `to_json` gave."""
         document = json.loads(text)
-        gpus = tuple(GpuUsage(**gpu) for gpu in document.pop("gpus"))
-        return cls(**document, gpus=gpus)
+        return cls(**document | {"gpus": tuple(GpuUsage(**gpu) for gpu in document["gpus"])})
+
+
+def gpus_to_json(gpus: Iterable[GpuUsage]) -> str:
+    """As the store keeps the GPUs of one sample."""
+    return json.dumps([asdict(gpu) for gpu in gpus])
+
+
+def gpus_from_json(text: str) -> tuple[GpuUsage, ...]:
+    """What `gpus_to_json` gave."""
+    return tuple(GpuUsage(**gpu) for gpu in json.loads(text))
 
 
 def _higher(one: GpuUsage, other: GpuUsage) -> GpuUsage:

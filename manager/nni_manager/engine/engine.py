@@ -16,6 +16,7 @@ from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.experiment import (
     STOPPED_BEFORE_IT_BEGAN,
     AskTuner,
+    AttemptLost,
     AttemptStarted,
     Begun,
     CancelTrial,
@@ -33,7 +34,9 @@ from nni_manager.domain.experiment import (
     SaveExperiment,
     SaveJob,
     SaveTrial,
+    SaveUsage,
     SubmitJob,
+    TakeRest,
     TellTuner,
     TimePassed,
     TrialStopAsked,
@@ -41,6 +44,7 @@ from nni_manager.domain.experiment import (
     TunerFailed,
 )
 from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.metrics import reward
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
@@ -49,13 +53,21 @@ from nni_manager.engine.picture import Picture, experiment_of
 from nni_manager.engine.trial_files import LeftBehind, left_behind, read_rest, write_experiment, write_trial
 from nni_manager.errors import NniManagerError, TryAgain
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import ExperimentRow, JobRow, Store, StoredExperiment, StoreReader, TrialRow
+from nni_manager.store.store import (
+    ExperimentRow,
+    JobRow,
+    Store,
+    StoredExperiment,
+    StoreReader,
+    TrialRow,
+    UsageRow,
+)
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import Stream
+from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
 
@@ -123,10 +135,32 @@ class Engine:
     async def restore(self) -> None:
         """Know what an earlier manager knew. To be done before any keeper can connect."""
         trials = self.reader.trials()
+        for trial in trials:
+            if not trial.state.is_final:
+                self._restore_results(trial)
+                await self._restore_tasks(trial)
         self.experiment.restore(trials)
         self.experiment.restore_jobs(*self.reader.jobs())
         if trials:
             await self._in_tuner_thread(self._tuner.restore, [_past(trial) for trial in trials])
+
+    def _restore_results(self, trial: Trial) -> None:
+        """The rows are stored before the trial's own: a manager that died in between knew of results that its record lacks."""
+        if trial.final is None:
+            for row in self.reader.metrics_of(trial.trial_id, is_final=True)[:1]:
+                trial.final, trial.value = row.value, reward(row.value)
+
+    async def _restore_tasks(self, trial: Trial) -> None:
+        """What a task has told and was let go with, before the trial was over, is nowhere but in the workspace."""
+        if trial.state is TrialState.WAITING:
+            return
+        for left in await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id):
+            trial.joined(left.key)
+            if left.ended is not None:
+                trial.ended_in(left.ended)
+                durable = self.reader.offsets(left.key)
+                if all(durable.get(stream, 0) >= size for stream, size in left.ended.final_sizes.items()):
+                    trial.undelivered.discard(left.key.task)
 
     async def start(self, addresses: tuple[str, ...]) -> None:
         """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on.
@@ -230,6 +264,8 @@ class Engine:
                 self._last_save = self.commits.add(
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
+            case SaveUsage():
+                self.commits.add([UsageRow(effect.usage, time.time())])
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():
@@ -243,6 +279,8 @@ class Engine:
                     self._spawn(self._stop_job(effect.job.job_id))
             case CloseAttempt():
                 self._after_save(lambda: self.keepers.close(effect.key))
+            case TakeRest():
+                self._spawn(self._take_missing(effect.key))
             case ForgetTrial():
                 self.keepers.forget_trial(effect.trial)
             case Finish():
@@ -396,7 +434,7 @@ class Engine:
 
     async def _give(self, job: Job, trial: Trial, task: str | None) -> None:
         saved, delay_s = self._last_save, _FIRST_RESUBMIT_S
-        while job.trial_id == trial.trial_id and trial.state is TrialState.WAITING:
+        while _runs_in(job, trial):
             try:
                 await self._write_trial(job, trial)
                 break
@@ -407,7 +445,7 @@ class Engine:
         if saved is not None:
             await asyncio.shield(saved)  # a trial nobody remembers must not run
         self.submit_problem = ""
-        if job.trial_id == trial.trial_id and not trial.state.is_final:
+        if _runs_in(job, trial):
             self.keepers.run(job.job_id, trial.trial_id, task)
             if trial.stop_reason is not None:
                 self.keepers.stop(trial, trial.stop_reason)
@@ -476,10 +514,11 @@ class Engine:
         reason = ExitReason.KEEPER_LOST
         if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
             how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
-        trial = self._trial_of(job)
+        trial, is_untouched = self._trial_of(job), False
         if trial is not None and not trial.state.is_final:
-            await self._service.end_leftovers(trial.trial_id)
+            await self._service.end_leftovers(job.job_id, trial.trial_id)
             left = await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id)
+            is_untouched = not left
             for each in left:
                 self.post(
                     AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
@@ -495,7 +534,27 @@ class Engine:
             await self.commits.add([])  # everything read so far is stored, and the experiment knows of it
         log.info("job %s is gone: %s", job.job_id, how)
         message = "\n".join(part for part in (how, ended.message) if part)
-        self._note_gone(job.job_id, reason, message, is_clean=ended.exit_code == 0)
+        self.post(
+            JobGone(
+                job.job_id,
+                reason,
+                message,
+                time.time(),
+                is_clean=ended.exit_code == 0,
+                is_untouched=is_untouched,
+            )
+        )
+
+    async def _take_missing(self, key: AttemptKey) -> None:
+        """A keeper died and left its job alive: what its attempt had still to tell lies in the workspace."""
+        left = await asyncio.to_thread(left_behind, self.folder.workspace, key.trial_id)
+        found = next((each for each in left if each.key == key), None)
+        if found is None or found.ended is None:
+            log.warning("trial %s: its keeper is gone, and told no end", key)
+            self.post(AttemptLost(key, time.time()))
+            return
+        await self._take_rest(found)
+        self.keepers.end(found.ended)
 
     async def _take_rest(self, left: LeftBehind) -> None:
         streams = tuple(Stream) if self.config.log_collection == "http" else (Stream.METRICS,)
@@ -537,6 +596,11 @@ class Engine:
         # A bug: go no further with a state that cannot be trusted. What is stored is right.
         log.critical("the manager has a bug and ends", exc_info=error)
         self.failed.set()
+
+
+def _runs_in(job: Job, trial: Trial) -> bool:
+    """Whether the job is still to run the trial, or runs it: a job that is gone has it no more."""
+    return job.trial_id == trial.trial_id and trial.job_id == job.job_id and not trial.state.is_final
 
 
 def _past(trial: Trial) -> PastTrial:

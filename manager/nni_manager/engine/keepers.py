@@ -4,12 +4,13 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from nni_manager.domain.experiment import (
     AttemptDelivered,
     AttemptEnded,
+    AttemptMissing,
     AttemptStarted,
     Event,
     Experiment,
@@ -149,11 +150,22 @@ class Keepers:
         )
         session.outgoing.put_nowait(Welcome(__version__, attempts))
         for trial in trials:
-            if trial.state is TrialState.STOPPING and trial.stop_reason is not None:
-                session.outgoing.put_nowait(StopTrial(trial.trial_id, trial.stop_reason))
+            if (reason := _stopped_for(trial, session.task)) is not None:
+                session.outgoing.put_nowait(StopTrial(trial.trial_id, reason))
         if is_given_up:
             session.outgoing.put_nowait(Leave("the manager gave this job up while it was out of reach"))
+        else:
+            self._look_for_missing(session, hello.attempts)
         return session
+
+    def _look_for_missing(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
+        trial_id = self._experiment.jobs.live[session.job_id].trial_id
+        trial = None if trial_id is None else self._experiment.trials[trial_id]
+        attempt = None if trial is None else trial.attempt_of(session.task)
+        if trial is not None and attempt is not None:
+            key = AttemptKey(trial.trial_id, attempt, session.task)
+            if key not in attempts:
+                self._post(AttemptMissing(key))
 
     def forget(self, session: KeeperSession) -> None:
         """A stream is gone."""
@@ -309,3 +321,10 @@ class Keepers:
         if receiver is None:
             receiver = self._receivers[key] = Receiver.restored(key, self._reader.offsets(key))
         return receiver
+
+
+def _stopped_for(trial: Trial, task: str) -> ExitReason | None:
+    """Why a task that still runs is not to: somebody stopped the trial, or other tasks have ended it."""
+    if trial.state is TrialState.STOPPING:
+        return trial.stop_reason
+    return trial.reason if trial.ended is not None and task not in trial.ends else None

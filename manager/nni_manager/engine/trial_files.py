@@ -73,9 +73,9 @@ class LeftBehind:
 
 
 def left_behind(workspace: Workspace, trial_id: str) -> list[LeftBehind]:
-    """The tasks of the newest attempt of a trial whose job is gone; empty when no keeper ever began one."""
-    attempts = workspace.attempts_of(trial_id)
-    return [_left_of(workspace, key) for key in attempts if key.attempt == attempts[-1].attempt]
+    """The newest attempt of each task of a trial; empty when no keeper ever began one."""
+    newest = {key.task: key for key in workspace.attempts_of(trial_id)}
+    return [_left_of(workspace, key) for key in newest.values()]
 
 
 def _left_of(workspace: Workspace, key: AttemptKey) -> LeftBehind:

@@ -11,7 +11,7 @@ from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.picture import Picture
-from nni_manager.store.store import MetricRow
+from nni_manager.store.store import MetricRow, UsageRow
 from trial_keeper.wire.messages import Usage
 
 
@@ -32,6 +32,15 @@ def usage_view(trial: Trial) -> dict[str, Any] | None:
         "peak": _usage_fields(trial.peak_usage),
         "latest": None if latest is None or trial.state.is_final else _usage_fields(latest),
     }
+
+
+def usage_samples_view(samples: Iterable[UsageRow]) -> list[dict[str, Any]]:
+    """What the tasks of a trial used, sample by sample; times in milliseconds since the epoch."""
+    return [
+        {"attempt": sample.usage.key.attempt, "task": sample.usage.key.task, "timestamp": _ms(sample.at_s)}
+        | _usage_fields(sample.usage)
+        for sample in samples
+    ]
 
 
 def _usage_fields(usage: PeakUsage | Usage) -> dict[str, Any]:

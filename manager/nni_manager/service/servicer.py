@@ -75,14 +75,18 @@ class KeeperServicer(KeeperServiceServicer):
     ) -> None:
         """Carry messages both ways until either side ends the stream."""
         try:
-            session = await self._admit(request_iterator, context)
-            if session is None:
+            admitted = await self._admit(request_iterator, context)
+            if admitted is None:
                 return
-            both = [
-                asyncio.ensure_future(_send(session, context)),
-                asyncio.ensure_future(_receive(session, request_iterator)),
-            ]
+            session, said_with_hello = admitted
+            both: list[asyncio.Future[None]] = []
             try:
+                for message in said_with_hello:
+                    session.receive(message)
+                both += [
+                    asyncio.ensure_future(_send(session, context)),
+                    asyncio.ensure_future(_receive(session, request_iterator)),
+                ]
                 done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
@@ -100,7 +104,7 @@ class KeeperServicer(KeeperServiceServicer):
         self,
         requests: AsyncIterator[pb.ConnectRequest],
         context: "grpc.aio.ServicerContext[pb.ConnectRequest, pb.ConnectResponse]",
-    ) -> Session | None:
+    ) -> tuple[Session, list[KeeperMessage]] | None:
         metadata = dict(context.invocation_metadata() or ())
         async for request in requests:
             hello, *others = keeper_messages_from_pb(request)
@@ -108,12 +112,8 @@ class KeeperServicer(KeeperServiceServicer):
                 raise ProtocolBroken(
                     "cannot take a message before Hello; use the keeper that comes with the manager"
                 )
-            session = self._gate.admit(
-                hello, str(metadata.get(JOB_KEY, "")), str(metadata.get(TOKEN_KEY, ""))
-            )
-            for message in others:
-                session.receive(message)
-            return session
+            token = str(metadata.get(TOKEN_KEY, ""))
+            return self._gate.admit(hello, str(metadata.get(JOB_KEY, "")), token), others
         return None
 
 

@@ -13,3 +13,16 @@ CREATE TABLE job (
 ) STRICT;
 INSERT INTO job (job_id, created_at_s, ended_at_s, was_heard)
     SELECT job_id, created_at_s, ended_at_s, started_at_s IS NOT NULL FROM trial ORDER BY sequence_id;
+
+-- to: 3 -- what trials used, sample by sample
+CREATE TABLE usage (
+    trial_id    TEXT NOT NULL,
+    attempt     INTEGER NOT NULL,
+    task        TEXT NOT NULL,
+    at_s        REAL NOT NULL,
+    cpu_percent REAL NOT NULL,
+    rss_bytes   INTEGER NOT NULL,
+    disk_bytes  INTEGER NOT NULL,
+    gpus        TEXT NOT NULL,
+    PRIMARY KEY (trial_id, attempt, task, at_s)
+) STRICT, WITHOUT ROWID;

@@ -74,3 +74,10 @@ GROUP BY trial_id;
 SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FROM metric JOIN trial USING (trial_id)
 WHERE trial_id = :trial_id AND metric.attempt = trial.attempt AND metric.task = trial.reporter AND NOT is_final
 GROUP BY trial_id;
+
+-- name: add_usage -- one sample; told again by a keeper that lost its link, it is the same
+INSERT INTO usage (trial_id, attempt, task, at_s, cpu_percent, rss_bytes, disk_bytes, gpus)
+VALUES (:trial_id, :attempt, :task, :at_s, :cpu_percent, :rss_bytes, :disk_bytes, :gpus) ON CONFLICT DO NOTHING;
+
+-- name: get_usage_of_trial -- all samples of a trial, of every attempt and task, oldest first
+SELECT * FROM usage WHERE trial_id = :trial_id ORDER BY at_s, task;

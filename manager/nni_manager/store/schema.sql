@@ -66,3 +66,16 @@ CREATE TABLE metric (
     stored_at_s   REAL NOT NULL,
     PRIMARY KEY (trial_id, attempt, task, record_offset)
 ) STRICT, WITHOUT ROWID;
+
+-- What the tasks of trials used, every few seconds.
+CREATE TABLE usage (
+    trial_id    TEXT NOT NULL,
+    attempt     INTEGER NOT NULL,
+    task        TEXT NOT NULL,
+    at_s        REAL NOT NULL,
+    cpu_percent REAL NOT NULL,
+    rss_bytes   INTEGER NOT NULL,
+    disk_bytes  INTEGER NOT NULL,
+    gpus        TEXT NOT NULL,                     -- JSON: a list of GpuUsage
+    PRIMARY KEY (trial_id, attempt, task, at_s)
+) STRICT, WITHOUT ROWID;

@@ -16,13 +16,13 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.domain.usage import PeakUsage
+from nni_manager.domain.usage import PeakUsage, gpus_from_json, gpus_to_json
 from nni_manager.errors import Bug, TryAgain, UserMistake
-from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.messages import AttemptKey, Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 # Counts up with every change to schema.sql; migrations.sql has the way from the number before.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
 _MIGRATION = re.compile(r"^-- to: (\d+) -- .+\n((?:(?!^-- to:).*\n?)*)", re.MULTILINE)
 
@@ -104,7 +104,15 @@ class JobRow:
     ended_at_s: float | None = None
 
 
-Write = Commit | TrialRow | ExperimentRow | JobRow
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """Write: what a task of a trial used at a moment, in seconds since the epoch. Read back, too."""
+
+    usage: Usage
+    at_s: float
+
+
+Write = Commit | TrialRow | ExperimentRow | JobRow | UsageRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +251,20 @@ class Store:
                         "now_s": now_s,
                         "ended_at_s": write.ended_at_s,
                         "was_heard": write.was_heard,
+                    },
+                )
+            case UsageRow(usage=usage):
+                self._connection.execute(
+                    QUERIES["add_usage"],
+                    {
+                        "trial_id": usage.key.trial_id,
+                        "attempt": usage.key.attempt,
+                        "task": usage.key.task,
+                        "at_s": write.at_s,
+                        "cpu_percent": usage.cpu_percent,
+                        "rss_bytes": usage.rss_bytes,
+                        "disk_bytes": usage.disk_bytes,
+                        "gpus": gpus_to_json(usage.gpus),
                     },
                 )
             case ExperimentRow():
@@ -451,6 +473,22 @@ class StoreReader:
             else:
                 ended.append(row["job_id"])
         return live, ended
+
+    def usage_of(self, trial_id: str) -> list[UsageRow]:
+        """What the tasks of a trial used, in all its attempts, oldest first."""
+        return [
+            UsageRow(
+                Usage(
+                    AttemptKey(row["trial_id"], row["attempt"], row["task"]),
+                    row["cpu_percent"],
+                    row["rss_bytes"],
+                    row["disk_bytes"],
+                    gpus_from_json(row["gpus"]),
+                ),
+                row["at_s"],
+            )
+            for row in self._rows("get_usage_of_trial", {"trial_id": trial_id})
+        ]
 
     def offsets(self, key: AttemptKey) -> dict[Stream, int]:
         """How far each stream of an attempt is durable; a stream that nothing was stored of is absent."""

@@ -93,8 +93,8 @@ class TrainingService(ABC):
         """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will tell of its end."""
 
     @abstractmethod
-    async def end_leftovers(self, trial_id: str) -> None:
-        """Make sure that nothing of a trial whose keeper is gone runs any more."""
+    async def end_leftovers(self, job_id: str, trial_id: str) -> None:
+        """Make sure that nothing of a trial whose job is gone runs any more."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -68,6 +68,7 @@ class Api:
             Route("/trial-jobs", self.trials),
             Route("/trial-jobs/{trial_id}", self.trial, methods=["GET"]),
             Route("/trial-jobs/{trial_id}", self.stop_trial, methods=["DELETE"]),
+            Route("/trial-jobs/{trial_id}/usage", self.usage_of_trial),
             Route("/metric-data", self.metrics),
             Route("/metric-data/{trial_id}", self.metrics_of_trial),
             Route("/metric-data-latest", self.latest_metrics),
@@ -134,6 +135,11 @@ class Api:
         self._engine.stop_trial(trial.trial_id)
         return Json(views.trial_view(self._engine.picture(), trial), status_code=202)
 
+    async def usage_of_trial(self, request: Request) -> Response:
+        """What one trial used, sample by sample."""
+        trial_id = self._trial_of(request).trial_id
+        return await self._read(lambda reader: views.usage_samples_view(reader.usage_of(trial_id)))
+
     async def metrics(self, request: Request) -> Response:
         """The records of all trials."""
         is_final = _is_final(request)
@@ -160,9 +166,12 @@ class Api:
         return Json(views.export_view(self._engine.experiment.trials.values()))
 
     async def _metrics(self, read: Callable[[StoreReader], list[MetricRow]]) -> Response:
+        return await self._read(lambda reader: [views.metric_view(row) for row in read(reader)])
+
+    async def _read(self, read: Callable[[StoreReader], Any]) -> Response:
         def read_beside_the_engine() -> Response:
             with StoreReader(self._engine.folder.database) as reader:
-                return Json([views.metric_view(row) for row in read(reader)])
+                return Json(read(reader))
 
         return await asyncio.to_thread(read_beside_the_engine)
 

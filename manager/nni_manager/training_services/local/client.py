@@ -22,7 +22,7 @@ from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_mac
 from nni_manager.training_services.local.render import render_run_script
 from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
-from trial_keeper.wire.workspace import Workspace, replace_file
+from trial_keeper.wire.workspace import MARKER, Workspace, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -159,12 +159,16 @@ class LocalTrainingService(TrainingService):
         self._gpus.give_back(job_id)
         self._room_was_made.set()
 
-    async def end_leftovers(self, trial_id: str) -> None:
+    async def end_leftovers(self, job_id: str, trial_id: str) -> None:
         """Kill what the trial started and its keeper, killed itself, could not: on this machine no container ends with it."""
         folder = str(self._workspace.trial(trial_id).path) + os.sep
-        await asyncio.to_thread(
-            _kill_where, lambda environ: environ.get("NNI_SYS_DIR", "").startswith(folder)
-        )
+        warm = self._workspace.warm_marker(job_id)
+
+        def is_of_trial(environ: dict[str, str]) -> bool:
+            marker = environ.get(MARKER, "")
+            return marker == warm or marker.startswith(folder)
+
+        await asyncio.to_thread(_kill_where, is_of_trial)
 
     async def close(self) -> None:
         """Stop watching; keepers go on."""
