@@ -867,3 +867,46 @@ def test_a_task_whose_supervisor_is_killed_is_tried_again_and_leaves_nothing(pla
         assert processes_of(tmp_path) == []
 
     play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        ({"default": ResourceCounts(1, 2000, 0)}, "has become too small"),
+        ({"other": ResourceCounts(9, 9999, 0)}, "is gone"),
+    ],
+)
+def test_a_job_that_waits_for_what_a_later_cluster_has_not_ends_and_says_so(play, left, why):
+    async def begin(cluster):
+        await cluster.submit("alice", commands("sleep 0.5", instances=2))
+        await cluster.submit("alice", commands("true", instances=2, name="waits"))
+        await until(lambda: runs(cluster))
+
+    async def go_on(cluster):
+        detail = await over(cluster, "waits")
+        assert (detail.job.state, detail.job.exit_code) == (State.FAILED, -1005)
+        assert why in detail.attempt.exit.diagnostics
+        assert (await over(cluster)).job.state is State.SUCCEEDED
+        after = commands("true", name="after", defaults={"virtualCluster": next(iter(left))})
+        assert (await run(cluster, after)).job.state is State.SUCCEEDED
+
+    play(begin, virtual_clusters={"default": ResourceCounts(2, 4000, 0)})
+    play(go_on, virtual_clusters=left)
+
+
+def test_a_storage_that_a_later_cluster_has_not_is_missed(play, tmp_path):
+    (tmp_path / "share").mkdir()
+    one = {"default": ResourceCounts(1, 4000, 0)}
+
+    async def begin(cluster):
+        await cluster.submit("alice", commands("sleep 0.3"))
+        await cluster.submit("alice", commands("true", name="waits", extras={"storages": [{"name": "nfs"}]}))
+        await until(lambda: runs(cluster))
+
+    async def go_on(cluster):
+        detail = await over(cluster, "waits")
+        assert (detail.job.state, detail.job.exit_code) == (State.FAILED, -120)
+        assert "storage nfs is gone" in detail.attempt.exit.diagnostics
+
+    play(begin, virtual_clusters=one, storages=(StorageSettings("nfs", tmp_path / "share"),))
+    play(go_on, virtual_clusters=one)
