@@ -239,13 +239,11 @@ class Cluster:
         plan = made.plan
         self._check_places(plan)
         now_s = time.time()
-        job_id = await self._db(lambda store: store.add_job(plan, made.masked_text, now_s))
+        notes = [Note(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
+        job_id = await self._db(lambda store: store.add_job(plan, made.masked_text, now_s, notes))
         job = Job(job_id, plan, now_s, _new_id, self.settings.most_platform_retries)
         self._live[job_id] = job
         self._inbox.put_nowait(_Item(job_id, Submitted()))
-        if made.warnings:
-            notes = [Note(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
-            await self._db(lambda store: store.commit([event_write(job_id, note, now_s) for note in notes]))
         return plan.name
 
     async def set_execution_type(
