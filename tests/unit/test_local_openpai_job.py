@@ -222,7 +222,7 @@ def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
     played = Played(a_plan())
     played.happens(Submitted())
     waiting = tuple(task.container_id for task in played.job.tasks.values())
-    played.happens(PlaceMissing(waiting, "no free port"))
+    played.happens(PlaceMissing(waiting, Exit(253)))
     assert (played.job.attempt_id, played.job.counts) == (1, RetryCounts(platform=1))
     kept = [effect.task for effect in played.of(KeepTask) if effect.task.exit is not None]
     assert kept[0].exit.code == 253
@@ -274,7 +274,7 @@ class AnyJob(RuleBasedStateMachine):
         ids = self.waiting.pop(key)
         self.placed.update(ids)
         if is_missing:
-            self.send(PlaceMissing(ids, "no free port"))
+            self.send(PlaceMissing(ids, Exit(253)))
         else:
             self.send(Placed({each: Place("127.0.0.1", {}, ()) for each in ids}))
 

@@ -74,9 +74,7 @@ def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
     for name, folder in storages.items():
         if not Path(folder).is_dir():
             log.warning(
-                "storage %s has no folder %s any more; jobs that want it fail until there is one",
-                name,
-                folder,
+                "storage %s has no folder %s any more; jobs will not see it until it is there", name, folder
             )
     return Options(
         arguments.port,

@@ -11,7 +11,6 @@ that lists and details agree.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import json
 import logging
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nni_manager.local_openpai.core.exits import Exit
+from nni_manager.local_openpai.core.exits import PLACE_REFUSED, PORT_CONFLICT, Exit
 from nni_manager.local_openpai.core.job import (
     AskForPlace,
     ContainerEnded,
@@ -51,7 +50,13 @@ from nni_manager.local_openpai.core.job import (
 )
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.ports import PortsExhausted, chosen_ports
-from nni_manager.local_openpai.core.queue import Grant, VirtualCluster, summed, virtual_clusters
+from nni_manager.local_openpai.core.queue import (
+    Grant,
+    Request,
+    VirtualCluster,
+    summed,
+    virtual_clusters,
+)
 from nni_manager.local_openpai.core.states import EventType, ExecutionType, SubState
 from nni_manager.local_openpai.errors import (
     ClusterClosed,
@@ -172,18 +177,18 @@ class Cluster:
         for job in jobs:
             self._take_up(job)
         await asyncio.to_thread(self._runner.remove_others, list(self._containers))
-        self._worker = asyncio.create_task(self._work(), name="cluster")
+        self._worker = asyncio.create_task(self._work(), name="the cluster")
         self._worker.add_done_callback(_say_why)
         if self._notifier.is_wanted:
-            self._telling = asyncio.create_task(self._notifier.run(), name="cluster-notifications")
+            self._telling = asyncio.create_task(self._notifier.run(), name="telling of changes of jobs")
+            self._telling.add_done_callback(_say_why)
 
     async def close(self) -> None:
         """Let go of everything. Tasks go on, and what they do meanwhile is known to the next cluster."""
         self._is_closing = True
         if self._telling is not None:
             self._telling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._telling
+            await asyncio.wait({self._telling})
         try:
             if self._worker is not None:
                 self._inbox.put_nowait(None)
@@ -234,13 +239,11 @@ class Cluster:
         plan = made.plan
         self._check_places(plan)
         now_s = time.time()
-        job_id = await self._db(lambda store: store.add_job(plan, made.masked_text, now_s))
+        notes = [Note(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
+        job_id = await self._db(lambda store: store.add_job(plan, made.masked_text, now_s, notes))
         job = Job(job_id, plan, now_s, _new_id, self.settings.most_platform_retries)
         self._live[job_id] = job
         self._inbox.put_nowait(_Item(job_id, Submitted()))
-        if made.warnings:
-            notes = [Note(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
-            await self._db(lambda store: store.commit([event_write(job_id, note, now_s) for note in notes]))
         return plan.name
 
     async def set_execution_type(
@@ -446,8 +449,7 @@ class Cluster:
         match effect:
             case AskForPlace():
                 self._containers.update(dict.fromkeys(effect.request.needs, job.job_id))
-                if place is not None:
-                    place.ask(effect.request)
+                self._ask(job, effect.request)
             case Leave():
                 if place is not None:
                     place.forget(effect.container_ids)
@@ -470,6 +472,19 @@ class Cluster:
                 if effect.change.value in job.plan.tells and self._notifier.is_wanted:
                     body = json.dumps(_told(job, effect, batch.now_s))
                     batch.writes.append(Write("add_notification", {"body": body}))
+
+    def _ask(self, job: Job, request: Request) -> None:
+        """Put it into the queue, unless it would stand there for ever: a cluster can be started anew with less."""
+        place = self._virtual_clusters.get(job.plan.virtual_cluster)
+        if place is not None and request.total.fits_into(place.capacity):
+            place.ask(request)
+            return
+        problem = (
+            f"virtual cluster {job.plan.virtual_cluster} {'is gone' if place is None else 'has become too small for it'} "
+            "since it was submitted; start the cluster as it was, and submit it again"
+        )
+        missing = PlaceMissing(tuple(request.needs), Exit(PLACE_REFUSED, diagnostics=problem))
+        self._inbox.put_nowait(_Item(job.job_id, missing))
 
     def _grant(self, batch: _Batch) -> None:
         """Give places as long as there are any: what cannot use its own frees it for the next."""
@@ -497,7 +512,8 @@ class Cluster:
                 self._ports[container_id] = own
                 places[container_id] = Place(self.settings.host_ip, ports, gpus)
         except PortsExhausted as error:
-            return PlaceMissing(tuple(grant.gpus), f"{error}; free some ports from {first} to {end - 1}")
+            problem = f"{error}; free some ports from {first} to {end - 1}"
+            return PlaceMissing(tuple(grant.gpus), Exit(PORT_CONFLICT, diagnostics=problem))
         return Placed(places)
 
     async def _commit(self, batch: _Batch) -> bool:
@@ -570,11 +586,7 @@ class Cluster:
             if task.sub_state in _IN_PROCESSES and task.place is not None:
                 self._take_up_container(job, task, place)
         for request in job.requests():
-            if place is not None:
-                place.ask(request)
-        if place is None:
-            # The virtual cluster is gone: what waits for a place there would wait for ever.
-            self._inbox.put_nowait(_Item(job.job_id, StopAsked()))
+            self._ask(job, request)
 
     def _take_up_container(self, job: Job, task: Task, place: VirtualCluster | None) -> None:
         assert task.place is not None
@@ -665,9 +677,9 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _say_why(worker: asyncio.Task[None]) -> None:
-    if not worker.cancelled() and worker.exception() is not None:
-        logger.critical("the cluster stands still: this is a bug", exc_info=worker.exception())
+def _say_why(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.critical("%s stands still: this is a bug", task.get_name(), exc_info=task.exception())
 
 
 def _new_id() -> str:

@@ -201,8 +201,8 @@ class Store:
 
     # ---- writing
 
-    def add_job(self, plan: JobPlan, masked_text: str, now_s: float) -> int:
-        """A new job's id; it is durable.
+    def add_job(self, plan: JobPlan, masked_text: str, now_s: float, notes: Sequence[Note] = ()) -> int:
+        """A new job's id; it is durable, and so is what is to be told of it.
 
         Raises:
             JobExists: the user has one of that name.
@@ -224,14 +224,16 @@ class Store:
             "execution_type": ExecutionType.START.value,
             "retries": json.dumps(asdict(RetryCounts())),
         }
-        with _own_errors(self._path):
+        with self._transaction():
             try:
-                cursor = self._connection.execute(QUERIES["add_job"], values)
+                job_id = int(self._connection.execute(QUERIES["add_job"], values).lastrowid or 0)
             except sqlite3.IntegrityError as error:
                 raise JobExists(
                     f"cannot submit {plan.framework_name}: a job of that name already exists; choose another name"
                 ) from error
-        return int(cursor.lastrowid or 0)
+            for note in notes:
+                self._connection.execute(QUERIES["add_event"], event_write(job_id, note, now_s).values)
+        return job_id
 
     def commit(self, writes: Sequence[Write]) -> None:
         """Make all of this durable, or none of it.
@@ -239,11 +241,16 @@ class Store:
         Raises:
             StateBusy: nothing was written; the same may be tried again.
         """
+        with self._transaction():
+            for write in writes:
+                self._connection.execute(QUERIES[write.query], write.values)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         with _own_errors(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                for write in writes:
-                    self._connection.execute(QUERIES[write.query], write.values)
+                yield
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from nni_manager.local_openpai.core.exits import (
-    PORT_CONFLICT,
     STOPPED,
     STOPPED_BY_COMPLETION,
     STOPPED_BY_USER,
@@ -104,10 +103,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class PlaceMissing:
-    """These containers get no place, since a port is missing."""
+    """These containers get no place, and end so."""
 
     container_ids: tuple[str, ...]
-    problem: str
+    exit: Exit
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +291,8 @@ class Job:
             case Placed():
                 yield from self._place(event.places, now_s)
             case PlaceMissing():
-                ended = Exit(PORT_CONFLICT, diagnostics=event.problem)
                 for container_id in event.container_ids:
-                    yield from self._end(container_id, ended, now_s)
+                    yield from self._end(container_id, event.exit, now_s)
             case ContainerStarted():
                 yield from self._start(event.container_id, now_s)
             case ContainerEnded():
