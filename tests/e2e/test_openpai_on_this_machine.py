@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from real_containers import Podman, why_not_here
 from real_experiment import wait_until
 
 from nni_manager.cli.experiments import resolve
@@ -82,9 +83,25 @@ def processes_of(home):
     return found
 
 
+@pytest.fixture(scope="module")
+def podman():
+    reason = why_not_here()
+    if reason is not None:
+        pytest.skip(reason)
+    return Podman(Path(sys.prefix) / "containers")
+
+
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A home whose OpenPAI runs on a port of its own. Whatever a test starts there ends with it."""
+def home(tmp_path, monkeypatch, request):
+    """A home whose OpenPAI runs on a port of its own. Whatever a test starts there ends with it.
+
+    Its tasks are processes, or with the parameter "podman" containers.
+    """
+    sandbox = getattr(request, "param", "process")
+    if sandbox == "podman":
+        environ = request.getfixturevalue("podman").environ
+        for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"):
+            monkeypatch.setenv(name, environ[name])
     (tmp_path / "storage").mkdir()
     work = tmp_path / "work"
     work.mkdir()
@@ -101,6 +118,7 @@ def home(tmp_path, monkeypatch):
         f"--port={port}",
         f"--storage={tmp_path}/storage",
         "--virtual-cluster=default=16,100000,0",
+        f"--sandbox={sandbox}",
     )
     subprocess.run([BIN / "nnictl", "openpai", *start], check=True, capture_output=True, timeout=60)
     yield tmp_path
@@ -161,6 +179,42 @@ def test_an_experiment_runs_a_job_per_trial_which_sees_the_storage_at_its_mount(
     assert nnictl("log", "trial", experiment_id, "--trial-id", first).stdout == f"in {code}\n"
     log = nnictl("openpai", "logs", f"nni_exp_{experiment_id}_trial_{first}", "--stream", "stdout").stdout
     assert log == f"in {code}\n"
+
+
+@pytest.mark.containers
+@pytest.mark.parametrize("home", ["podman"], indirect=True)
+@pytest.mark.parametrize("reuse", ["true", "false"])
+def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman, reuse):
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={
+            "image: anything": f"image: {podman.image('keeper')}",
+            "host: local": f"host: local, reuse: {reuse}",
+        },
+    )
+    experiment_id = created(done)
+    found = trials(nnictl, experiment_id)
+    assert [each["status"] for each in found] == ["SUCCEEDED"] * 3
+    said = nnictl("log", "trial", experiment_id, "--trial-id", found[0]["id"]).stdout
+    assert said.startswith(f"in {MOUNT}/{experiment_id}/trials/{found[0]['id']}/attempts/0/taskrole-0/code\n")
+    wait_until(lambda: set(jobs(nnictl).values()) == {"SUCCEEDED"}, "every job has ended")
+
+
+@pytest.mark.containers
+@pytest.mark.parametrize("home", ["podman"], indirect=True)
+def test_an_image_without_a_keeper_ends_its_trial_with_the_way_out(home, nnictl, podman):
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={"image: anything": f"image: {podman.base()}", "maxTrialNum: 3": "maxTrialNum: 1"},
+    )
+    assert done.returncode == 1
+    experiment_id = re.findall(r"The experiment id is (\w+)", done.stdout)[0]
+    (trial,) = trials(nnictl, experiment_id)
+    assert (trial["status"], trial["reason"]) == ("FAILED", "could not start")
+    assert (
+        "its keeper ended with exit code 115: there is no trial-keeper in the container; add it"
+        in trial["message"]
+    )
 
 
 def test_the_digits_are_read_by_jobs_that_run_many_trials(home, nnictl):

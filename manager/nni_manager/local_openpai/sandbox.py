@@ -79,7 +79,8 @@ def sandbox_commands(
     begin = [tool]
     if role.image_auth is not None:
         begin += ["--config", str(folder)] if tool == "docker" else []
-    begin += ["run", "--detach", "--name", _name(container_id), "--network", "host"]
+    # As in OpenPAI, the image's own entry point does not run.
+    begin += ["run", "--detach", "--name", _name(container_id), "--network", "host", "--entrypoint", ""]
     begin += (
         ["--authfile", str(folder / "config.json")]
         if role.image_auth is not None and tool == "podman"
