@@ -2,22 +2,17 @@
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import uvicorn
-from starlette.applications import Starlette
 
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.errors import NniManagerError
 from nni_manager.service.servicer import KeeperServer
+from nni_manager.serving import HttpServer, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.store import StoreReader
 from nni_manager.training_services.local.client import LocalTrainingService
@@ -26,6 +21,8 @@ from nni_manager.web.api import Api
 from trial_keeper import __version__
 
 log = logging.getLogger("nni_manager")
+
+_OTHER_PORTS = "choose another pair of ports with --port N (keepers use N + 1), or --port auto"
 
 # NNI's words for levels that Python calls otherwise.
 _LEVELS = {"trace": logging.DEBUG, "fatal": logging.CRITICAL}
@@ -67,9 +64,9 @@ class _Manager:
     async def run(self) -> int:
         """Serve until somebody ends the experiment, or this process."""
         loop = asyncio.get_running_loop()
-        listener = _listen(self._host, self._port)
+        listener = listen(self._host, self._port, _OTHER_PORTS)
         # Only a look: gRPC opens its port itself, and says less clearly why it cannot.
-        _listen(self._host, self._port + 1).close()
+        listen(self._host, self._port + 1, _OTHER_PORTS).close()
         engine = Engine(
             self._config,
             self._folder,
@@ -79,7 +76,7 @@ class _Manager:
             make_tuner(self._config),
         )
         server = KeeperServer(engine.keepers)
-        web = _Web(Api(engine, self._port, self._end_when_over).app())
+        web = HttpServer(Api(engine, self._port, self._end_when_over).app())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._must_end.set)
         try:
@@ -123,43 +120,6 @@ class _Manager:
 async def _both(first: asyncio.Event, second: asyncio.Event) -> None:
     await first.wait()
     await second.wait()
-
-
-class _Web(uvicorn.Server):
-    """HTTP on this loop; signals are the manager's own business."""
-
-    def __init__(self, app: Starlette) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
-        yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything is started.
-
-    Raises:
-        UserMistake: the port is taken.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        # From here on a client waits instead of being refused, so the process can be announced before HTTP is served.
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise UserMistake(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another pair of ports with --port N "
-            "(keepers use N + 1), or --port auto"
-        ) from error
-    return listener
 
 
 def _log_to(folder: ExperimentFolder, level: str) -> None:

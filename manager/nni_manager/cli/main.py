@@ -25,6 +25,7 @@ from nni_manager.cli.experiments import (
     spoilt_lines,
     stored_status,
 )
+from nni_manager.cli.openpai import openpai
 from nni_manager.errors import NniManagerError, UserMistake
 from trial_keeper import __version__
 
@@ -166,6 +167,9 @@ def cli() -> None:
       nnictl create --config config.yml --foreground
     """
     return
+
+
+cli.add_command(openpai)
 
 
 # ---- create, resume, stop, top

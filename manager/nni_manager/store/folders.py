@@ -1,19 +1,15 @@
 """Where things of an experiment lie on the manager's machine, and how `nnictl` finds all experiments of a user."""
 
 import contextlib
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nni_manager.errors import UserMistake
+from nni_manager.store.owner_lock import OwnerLock
 from trial_keeper.wire.workspace import Workspace, replace_file
-
-# Whoever looks whether an experiment is owned holds its lock for a moment, and must not keep a manager from starting.
-_OWNED_WITHIN_S = 1.0
 
 
 class ExperimentUnknown(UserMistake):
@@ -94,8 +90,8 @@ class ExperimentFolder:
         return self.path / "manager-process.json"
 
     @property
-    def _lock(self) -> Path:
-        return self.path / "owner.lock"
+    def _lock(self) -> OwnerLock:
+        return OwnerLock(self.path / "owner.lock")
 
     def make(self) -> None:
         """Make the folder of a new experiment, closed to other users.
@@ -140,21 +136,12 @@ class ExperimentFolder:
             FolderUnreadable: nobody can tell.
         """
         try:
-            # Only for reading: a mount may be read-only for those who look.
-            with self._lock_file(os.O_RDONLY) as descriptor:
-                try:
-                    # Shared: two who look at the same time are not taken for owners by each other.
-                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return self._read_process()
-        except FileNotFoundError:
-            return None  # nobody has ever owned it, or it is gone
+            return self._read_process() if self._lock.is_owned() else None
         except OSError as error:
             raise FolderUnreadable(
-                f"cannot tell whether experiment {self.experiment_id} runs: {error.filename or self._lock}: "
+                f"cannot tell whether experiment {self.experiment_id} runs: {error.filename or self._lock.path}: "
                 f"{error.strerror}; give yourself the right to read it"
             ) from error
-        return None
 
     def has_database(self) -> bool:
         """Whether there is anything stored of the experiment.
@@ -176,32 +163,22 @@ class ExperimentFolder:
         Raises:
             ExperimentTaken: another process owns it.
         """
-        gives_up_at_s = time.monotonic() + _OWNED_WITHIN_S
-        with self._lock_file(os.O_RDWR | os.O_CREAT) as descriptor:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > gives_up_at_s:
-                        owner = self.process()
-                        whom = (
-                            f"manager process {owner.pid}, port {owner.port}" if owner else "another manager"
-                        )
-                        raise ExperimentTaken(
-                            f"cannot own experiment {self.experiment_id}: {whom} does; "
-                            f"stop it first with `nnictl stop {self.experiment_id}`"
-                        ) from error
-                    time.sleep(0.01)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._lock.owned())
+            except BlockingIOError as error:
+                owner = self.process()
+                whom = f"manager process {owner.pid}, port {owner.port}" if owner else "another manager"
+                raise ExperimentTaken(
+                    f"cannot own experiment {self.experiment_id}: {whom} does; "
+                    f"stop it first with `nnictl stop {self.experiment_id}`"
+                ) from error
             yield
 
-    @contextlib.contextmanager
-    def _lock_file(self, flags: int) -> Iterator[int]:
-        descriptor = os.open(self._lock, flags | os.O_CLOEXEC, 0o600)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+
+def state_of_user() -> Path:
+    """Where programs keep what belongs to a user of this machine and is no document of theirs (XDG_STATE_HOME)."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "trial-keeper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +189,8 @@ class Registry:
 
     @classmethod
     def of_user(cls) -> "Registry":
-        """The registry in the user's state folder (XDG_STATE_HOME)."""
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return cls(Path(state) / "trial-keeper" / "experiments")
+        """The registry in the user's state folder."""
+        return cls(state_of_user() / "experiments")
 
     def add(self, folder: ExperimentFolder) -> None:
         """Remember an experiment."""

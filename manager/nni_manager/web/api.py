@@ -18,12 +18,11 @@ from nni_manager.domain.trial import Trial
 from nni_manager.engine import views
 from nni_manager.engine.engine import Engine
 from nni_manager.errors import UserMistake
+from nni_manager.serving import OWN_NAMES
 from nni_manager.store.store import MetricRow, StoreReader
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
-# Other names mean that some web page made the browser come here (DNS rebinding).
-_OWN_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
 class Json(JSONResponse):
@@ -77,7 +76,7 @@ class Api:
         ]
         return Starlette(
             routes=[Mount(API_ROOT, routes=routes)],
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_OWN_NAMES, www_redirect=False)],
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=OWN_NAMES, www_redirect=False)],
             exception_handlers={HTTPException: _refuse, UserMistake: _refuse_mistake},
         )
 

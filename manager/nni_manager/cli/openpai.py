@@ -1,0 +1,173 @@
+"""nnictl openpai: the OpenPAI of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nni_manager.cli import output
+
+if TYPE_CHECKING:
+    from nni_manager.local_openpai.service import Service, StateFolder
+
+
+@click.group()
+def openpai() -> None:
+    """Run OpenPAI's REST API on this machine.
+
+    \b
+    Example:
+      nnictl openpai start
+    """
+    return
+
+
+_state_dir = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where the service keeps its jobs and accounts.  [default: ~/.local/state/trial-keeper/openpai]",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@openpai.command(
+    epilog="\b\nExample:\n  nnictl openpai start\n  nnictl openpai start --port 9999 --storage /mnt/team --storage data=/srv/data"
+)
+@click.option(
+    "--port", "-p", type=click.IntRange(1, 65535), metavar="N", help="Port of the API.  [default: 9186]"
+)
+@click.option(
+    "--storage", "storages", metavar="[NAME=]DIR", multiple=True,
+    help="A folder that jobs find as storage NAME (confignfs-data), below /mnt. Several are possible.",
+)  # fmt: skip
+@click.option(
+    "--virtual-cluster", "virtual_clusters", metavar="NAME=CPUS,MB,GPUS", multiple=True,
+    help="What jobs of it may use together. Several are possible.  [default: default, with what this machine has]",
+)  # fmt: skip
+@click.option(
+    "--sandbox", type=click.Choice(["process", "podman"]), help="What runs a task.  [default: process]"
+)
+@click.option("--notification-url", metavar="URL", help="Where changes of jobs are posted.")
+@click.option("--notification-file", metavar="FILE", help="Where changes of jobs are appended.")
+@_state_dir
+@_json
+def start(
+    port: int | None,
+    storages: tuple[str, ...],
+    virtual_clusters: tuple[str, ...],
+    sandbox: str | None,
+    notification_url: str | None,
+    notification_file: str | None,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Start it in the background, and print how to use it.
+
+    What is not given is as it was the last time. If it runs already, that is printed.
+    """
+    from nni_manager.local_openpai import service
+    from nni_manager.local_openpai.options import absolute, new_storage_of, virtual_cluster_of
+
+    changes: dict[str, Any] = {
+        "port": port,
+        "storages": dict(map(new_storage_of, storages)),
+        "virtual_clusters": dict(map(virtual_cluster_of, virtual_clusters)),
+        "sandbox": sandbox,
+        "notification_url": notification_url,
+        "notification_file": notification_file and absolute(notification_file),
+    }
+    state = _state(state_dir)
+    found = service.running(state)
+    options = found.process.options if found else service.last_options(state)
+    wanted = dataclasses.replace(options, **{name: value for name, value in changes.items() if value})
+    if found is None:
+        _show(service.start(state, wanted), as_json, "Started OpenPAI on this machine")
+        return
+    if wanted != options:
+        output.warning("options have no effect: it runs already; `nnictl openpai stop-service` first")
+    _show(found, as_json, "OpenPAI runs on this machine already")
+
+
+@openpai.command("stop-service", epilog="\b\nExample:\n  nnictl openpai stop-service")
+@_state_dir
+def stop_service(state_dir: Path | None) -> None:
+    """End it. Tasks that run go on, and the next start finds them."""
+    from nni_manager.local_openpai import service
+
+    state = _state(state_dir)
+    ended = service.stop(state)
+    if ended is None:
+        output.info(f"OpenPAI does not run in {state.path}")
+        return
+    output.info(
+        "Stopped OpenPAI on this machine; tasks that run go on, and `nnictl openpai start` finds them"
+    )
+
+
+@openpai.command(epilog="\b\nExample:\n  nnictl openpai status\n  nnictl openpai status --json")
+@_state_dir
+@_json
+def status(state_dir: Path | None, as_json: bool) -> int:
+    """Print how to use it, if it runs; the exit code is 1 if it does not."""
+    from nni_manager.local_openpai import service
+
+    state = _state(state_dir)
+    found = service.running(state)
+    if found is not None:
+        _show(found, as_json, "OpenPAI runs on this machine")
+        return 0
+    if as_json:
+        output.print_json({"isRunning": False, "stateDir": str(state.path)})
+    else:
+        output.info(f"OpenPAI does not run in {state.path}; `nnictl openpai start` starts it")
+    return 1
+
+
+def _state(state_dir: Path | None) -> StateFolder:
+    from nni_manager.local_openpai.service import StateFolder
+
+    return StateFolder.of_user() if state_dir is None else StateFolder(state_dir.expanduser().absolute())
+
+
+def _show(service: Service, as_json: bool, headline: str) -> None:
+    process, credentials = service.process, service.credentials
+    storages = process.options.storages
+    if as_json:
+        output.print_json(
+            {
+                "isRunning": True,
+                "host": process.address,
+                "user": credentials.user,
+                "token": credentials.token,
+                "storages": dict(storages),
+                "sandbox": process.options.sandbox,
+                "stateDir": str(service.state.path),
+                "pid": process.pid,
+                "version": process.version,
+            }
+        )
+        return
+    storage, path = next(iter(storages.items()))
+    output.info(headline)
+    output.plain(f"host   http://{process.address}")
+    output.plain(f"user   {credentials.user}")
+    output.plain(f"token  {credentials.token}")
+    for name, folder in storages.items():
+        output.plain(f"storage {name}: {folder}, for tasks at /mnt/{name}")
+    output.plain()
+    output.plain("For an experiment file:")
+    output.plain(output.RULE)
+    output.plain("trainingServicePlatform: pai")
+    output.plain("trial:")
+    output.plain(f"  nniManagerNFSMountPath: {path}")
+    output.plain(f"  containerNFSMountPath: /mnt/{storage}")
+    output.plain(f"  paiStorageConfigName: {storage}")
+    output.plain("paiConfig:")
+    output.plain(f"  userName: {credentials.user}")
+    output.plain(f"  token: {credentials.token}")
+    output.plain(f"  host: http://{process.address}")
+    output.plain(output.RULE)

@@ -1,0 +1,159 @@
+"""The process of the local OpenPAI: one cluster, and its REST API. `nnictl openpai start` runs it in the background."""
+
+import argparse
+import asyncio
+import contextlib
+import getpass
+import logging
+import logging.handlers
+import re
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+
+from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.local_openpai.accounts import Accounts, new_user
+from nni_manager.local_openpai.api import Api
+from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.options import (
+    DEFAULT_PORT,
+    DEFAULT_STORAGE,
+    Options,
+    absolute,
+    storage_of,
+    virtual_cluster_of,
+)
+from nni_manager.local_openpai.refusals import Refused
+from nni_manager.local_openpai.service import HOST, Credentials, ServiceProcess, StateFolder, write_private
+from nni_manager.local_openpai.settings import Sandbox
+from nni_manager.serving import OWN_NAMES, HttpServer, listen
+from trial_keeper import __version__
+
+log = logging.getLogger("nni_manager.local_openpai")
+
+# Of service.log and of the one before it, each.
+_LOG_BYTES = 10 * 2**20
+
+
+def main() -> int:
+    """Serve until a signal comes; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m nni_manager.local_openpai", description=__doc__)
+    parser.add_argument("--state-dir", type=Path, required=True, help="the folder of the service's own")
+    parser.add_argument("--host", default=HOST, help="where to listen")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT)
+    parser.add_argument(
+        "--storage", action="append", default=[], metavar="[NAME=]DIR", help="a folder that jobs can mount"
+    )
+    parser.add_argument(
+        "--virtual-cluster", action="append", default=[], metavar="NAME=CPUS,MEMORY_MB,GPUS",
+        help="what jobs of it may use together",
+    )  # fmt: skip
+    parser.add_argument("--sandbox", choices=[each.value for each in Sandbox], default=Sandbox.PROCESS.value)
+    parser.add_argument("--notification-url", metavar="URL", help="where changes of jobs are posted")
+    parser.add_argument("--notification-file", metavar="FILE", help="where changes of jobs are appended")
+    arguments = parser.parse_args()
+    state = StateFolder(arguments.state_dir.absolute())
+    try:
+        state.make()
+        with state.owned():
+            _log_to(state.log)
+            asyncio.run(_serve(state, arguments.host, _options(arguments, state)))
+    except (NniManagerError, OSError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
+    storages = dict(map(storage_of, arguments.storage))
+    if not storages:
+        state.storage.mkdir(exist_ok=True)
+        storages = {DEFAULT_STORAGE: str(state.storage)}
+    for name, folder in storages.items():
+        if not Path(folder).is_dir():
+            log.warning(
+                "storage %s has no folder %s any more; jobs will not see it until it is there", name, folder
+            )
+    return Options(
+        arguments.port,
+        storages,
+        dict(map(virtual_cluster_of, arguments.virtual_cluster)),
+        arguments.sandbox,
+        arguments.notification_url,
+        None if arguments.notification_file is None else absolute(arguments.notification_file),
+    )
+
+
+async def _serve(state: StateFolder, host: str, options: Options) -> None:
+    loop, must_end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, must_end.set)
+    listener = listen(host, options.port, "choose another with `nnictl openpai start --port N`")
+    cluster = Cluster(options.settings(state.cluster))
+    process = ServiceProcess.here(host, options)
+    api = Api(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
+    web = HttpServer(api.app(OWN_NAMES if host == HOST else ["*"]))
+    try:
+        await cluster.start()
+        serving = loop.create_task(web.serve(sockets=[listener]))
+        state.write_process(process)
+        log.info("local OpenPAI %s listens on %s", __version__, process.address)
+        waiting = [loop.create_task(each) for each in (must_end.wait(), cluster.wait_until_broken())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        web.should_exit = True
+        await serving
+    finally:
+        await cluster.close()  # which tells what is the matter, if something is
+    log.info("local OpenPAI ends")
+
+
+def _accounts(state: StateFolder) -> Accounts:
+    """The accounts, with the owner among them, whose credentials open them."""
+    try:
+        accounts = Accounts.from_json(state.accounts.read_text()) if state.accounts.exists() else Accounts()
+    except ValueError as error:
+        raise UserMistake(
+            f"cannot read {state.accounts}: {error}; remove it (every token ends with it), and start again"
+        ) from error
+    credentials, now_s = state.credentials(), time.time()
+    if credentials is not None:
+        with contextlib.suppress(Refused):
+            accounts.caller(credentials.token, now_s)
+            return accounts
+    name = credentials.user if credentials else _name_of_owner()
+    password = credentials.password if credentials else secrets.token_urlsafe(16)
+    accounts.put_user(new_user(name, password, is_admin=True))
+    token = accounts.issue(name, now_s, None)
+    _store(state, accounts)
+    state.write_credentials(Credentials(name, password, token))
+    log.info("%s, the owner, has a new token", name)
+    return accounts
+
+
+def _name_of_owner() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number without a name
+        name = ""
+    return re.sub("[^A-Za-z0-9_.-]", "", name)[:64] or "user"
+
+
+def _store(state: StateFolder, accounts: Accounts) -> None:
+    write_private(state.accounts, accounts.to_json().encode())
+
+
+def _log_to(path: Path) -> None:
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1)
+    logging.basicConfig(
+        handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    # Their tracebacks of lost connections are no news for anybody.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

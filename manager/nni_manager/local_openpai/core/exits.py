@@ -1,0 +1,226 @@
+"""Exit codes: what OpenPAI calls the end of a container, and how that code comes about.
+
+`container_exit` makes of what the user's commands ended with the code of the container, as OpenPAI's runtime does: nearly all
+failures are 255, those it knows have a code of their own. `exit_spec` tells what a code means.
+
+Source: microsoft/pai v1.8.1 (k8s-job-exit-spec.yaml) for codes, phrases and their order; the signs in logs of 224-234 are
+ours, after the errors that the codes are named for. Codes 229, 230 and 235, whose signs in the original cannot tell one failure
+from another, do not arise here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+STOPPED_BY_USER = -210
+STOPPED_BY_COMPLETION = -220
+"""The job was decided while this task still ran."""
+STOPPED = frozenset({STOPPED_BY_USER, STOPPED_BY_COMPLETION})
+NOT_CREATED = -120
+NODE_LOST = -1001
+PLACE_REFUSED = -1005
+"""No place for it, now or later."""
+KILLED = 137
+PORT_CONFLICT = 253
+IMAGE_NOT_FOUND = 254
+CONTAINER_NOT_MADE = -1201
+UNRECOGNIZED = 255
+OUT_OF_MEMORY = -1200
+_UNDEFINED_POSITIVE = 256
+_UNDEFINED_NEGATIVE = -8000
+
+# As the original: what is searched, and what of a match is told.
+SEARCHED_BYTES = 10 * 2**20
+LONGEST_MATCH = 2048
+
+
+class Behavior(Enum):
+    """Whether another try may help."""
+
+    TRANSIENT = "TRANSIENT"
+    TRANSIENT_CONFLICT = "TRANSIENT_CONFLICT"
+    """Resources were short: another try may help after a while."""
+    PERMANENT = "PERMANENT"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitSpec:
+    """What a code means: who issued it, who caused it, of which type and in which stage, and what is done about it."""
+
+    code: int
+    phrase: str
+    issuer: str
+    causer: str
+    type: str
+    stage: str
+    behavior: Behavior
+
+    @property
+    def reaction(self) -> str:
+        """What OpenPAI does about it by itself."""
+        return "NEVER_RETRY" if self.code == 0 else _REACTIONS[self.behavior]
+
+
+_REACTIONS = {
+    Behavior.TRANSIENT: "ALWAYS_RETRY",
+    Behavior.TRANSIENT_CONFLICT: "ALWAYS_BACKOFF_RETRY",
+    Behavior.PERMANENT: "NEVER_RETRY",
+    Behavior.UNKNOWN: "RETRY_TO_MAX",
+}
+
+_TABLE = """
+0 Succeeded USER_CONTAINER USER_CONTAINER USER_SUCCESS COMPLETING UNKNOWN
+-100 ConfigMapExternalDeleted PAI_FC UNKNOWN PLATFORM_FAILURE UNKNOWN TRANSIENT
+-101 PodExternalDeleted PAI_FC UNKNOWN PLATFORM_FAILURE UNKNOWN TRANSIENT
+-110 ConfigMapLocalCacheCreationTimeout PAI_FC UNKNOWN PLATFORM_FAILURE LAUNCHING TRANSIENT
+-111 PodLocalCacheCreationTimeout PAI_FC UNKNOWN PLATFORM_FAILURE LAUNCHING TRANSIENT
+-120 PodCreationTransientError PAI_FC UNKNOWN PLATFORM_FAILURE LAUNCHING TRANSIENT
+-200 PodCreationPermanentError PAI_FC USER_SUBMISSION USER_FAILURE SUBMITTING PERMANENT
+-210 StopFrameworkRequested PAI_FC USER_STOP USER_STOP UNKNOWN PERMANENT
+-220 FrameworkAttemptCompletion PAI_FC USER_STOP USER_STOP UNKNOWN PERMANENT
+-230 DeleteTaskRequested PAI_FC USER_STOP USER_STOP UNKNOWN PERMANENT
+-300 PodFailedWithoutFailedContainer PAI_FC UNKNOWN UNKNOWN_FAILURE LAUNCHING UNKNOWN
+-310 PodCreationUnknownError PAI_FC UNKNOWN UNKNOWN_FAILURE LAUNCHING UNKNOWN
+-1000 PodEvicted PAI_K8S PAI_K8S PLATFORM_FAILURE RUNNING TRANSIENT
+-1001 PodNodeLost PAI_K8S PAI_K8S PLATFORM_FAILURE RUNNING TRANSIENT
+-1002 PodScheduledToInsufficientResourceNode PAI_K8S PAI_K8S PLATFORM_FAILURE LAUNCHING TRANSIENT
+-1003 PodPreemptedForCriticalPod PAI_K8S PAI_K8S PLATFORM_FAILURE RUNNING TRANSIENT
+-1004 PodDeadlineExceeded PAI_K8S USER_STOP USER_STOP RUNNING PERMANENT
+-1005 PodNodeAdmissionForbidden PAI_K8S USER_SUBMISSION USER_FAILURE LAUNCHING PERMANENT
+-1006 PodNodeAdmissionUnexpectedError PAI_K8S PAI_K8S PLATFORM_FAILURE LAUNCHING TRANSIENT
+-1100 CreateFrameworkPermanentFailed PAI_DB_CONTROLLER USER_SUBMISSION USER_FAILURE SUBMITTING PERMANENT
+-1300 InitContainerDockerOOMKilled PAI_DOCKER PAI_RUNTIME PLATFORM_FAILURE LAUNCHING TRANSIENT
+-1200 UserContainerDockerOOMKilled PAI_DOCKER USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+-1201 ContainerDockerCreationError PAI_DOCKER UNKNOWN UNKNOWN_FAILURE LAUNCHING UNKNOWN
+-1202 ContainerDockerStartCmdPermissionDenied PAI_DOCKER PAI_RUNTIME PLATFORM_FAILURE LAUNCHING PERMANENT
+-1203 ContainerDockerStartCmdNotFound PAI_DOCKER PAI_RUNTIME PLATFORM_FAILURE LAUNCHING PERMANENT
+-1204 ContainerDockerStartUnknownError PAI_DOCKER UNKNOWN UNKNOWN_FAILURE LAUNCHING UNKNOWN
+-1205 ContainerGpuDeviceNotFoundError PAI_DOCKER PAI_HW PLATFORM_FAILURE LAUNCHING TRANSIENT
+128 ContainerMayFailDueToGpuDeviceEccError USER_CONTAINER PAI_HW PLATFORM_FAILURE RUNNING UNKNOWN
+130 ContainerSigIntReceived PAI_OS PAI_OS PLATFORM_FAILURE RUNNING TRANSIENT
+131 ContainerSigQuitReceived PAI_OS PAI_OS PLATFORM_FAILURE RUNNING TRANSIENT
+132 ContainerSigIllReceived USER_CONTAINER USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+134 ContainerSigAbrtReceived USER_CONTAINER UNKNOWN UNKNOWN_FAILURE RUNNING UNKNOWN
+135 ContainerSigBusReceived USER_CONTAINER USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+136 ContainerSigFpeReceived USER_CONTAINER USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+137 ContainerSigKillReceived PAI_OS PAI_OS PLATFORM_FAILURE RUNNING TRANSIENT
+139 ContainerSigSegvReceived USER_CONTAINER UNKNOWN UNKNOWN_FAILURE RUNNING UNKNOWN
+141 ContainerSigPipeReceived USER_CONTAINER USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+143 ContainerSigTermReceived PAI_OS PAI_OS PLATFORM_FAILURE RUNNING TRANSIENT
+220 UserCommandExitWithError USER_CONTAINER USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+221 ContainerTensorflowOOMKilled PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+222 ContainerMPISegvFault PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+223 ContainerCudaUncorrectableECCError PAI_RUNTIME PAI_HW PLATFORM_FAILURE RUNNING TRANSIENT
+224 ContainerCudaVersionMismatch PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+225 ContainerCudaDnnVersionMismatch PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+226 ContainerCudaOOMKilled PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+228 ContainerIncorrectParameterError PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+229 ContainerIncorrectDataModelError PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+230 ContainerInvalidSavePath PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+231 ContainerSyntaxError PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+232 ContainerImportError PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+233 ContainerIndexOutOfRange PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+234 ContainerSigvFault PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+235 ContainerEngineCoreDump PAI_RUNTIME USER_CONTAINER USER_FAILURE RUNNING PERMANENT
+249 PAIRuntimeSSHBarrierTimeout PAI_RUNTIME PAI_RUNTIME PLATFORM_FAILURE RUNNING PERMANENT
+250 FrameworkBarrierTransientFailed PAI_RUNTIME PAI_RUNTIME PLATFORM_FAILURE LAUNCHING TRANSIENT
+251 JobGangAllocationTimeout PAI_RUNTIME RESOURCE_ALLOCATION_TIMEOUT RESOURCE_ALLOCATION_TIMEOUT ALLOCATING TRANSIENT_CONFLICT
+252 FrameworkBarrierPermanentFailed PAI_RUNTIME PAI_RUNTIME PLATFORM_FAILURE LAUNCHING PERMANENT
+253 ContainerPortConflict PAI_RUNTIME PAI_RUNTIME PLATFORM_FAILURE LAUNCHING TRANSIENT
+254 ContainerImageNotExists PAI_RUNTIME PAI_RUNTIME USER_FAILURE LAUNCHING PERMANENT
+255 PAIRuntimeUnknownFailed PAI_RUNTIME UNKNOWN UNKNOWN_FAILURE UNKNOWN UNKNOWN
+-8000 ContainerUndefinedNegativeExitCode UNKNOWN UNKNOWN UNKNOWN_FAILURE UNKNOWN UNKNOWN
+256 PAIRuntimeExitAbnormally PAI_RUNTIME PAI_RUNTIME PLATFORM_FAILURE UNKNOWN UNKNOWN
+"""
+
+
+def _rows() -> Iterator[ExitSpec]:
+    for line in _TABLE.strip().splitlines():
+        code, phrase, issuer, causer, kind, stage, behavior = line.split()
+        yield ExitSpec(int(code), phrase, issuer, causer, kind, stage, Behavior(behavior))
+
+
+EXIT_SPECS = {spec.code: spec for spec in _rows()}
+
+
+def exit_spec(code: int) -> ExitSpec:
+    """What the code means. One that is not in the table keeps its number and has the words for all such."""
+    known = EXIT_SPECS.get(code)
+    if known is not None:
+        return known
+    other = EXIT_SPECS[_UNDEFINED_POSITIVE if code > 0 else _UNDEFINED_NEGATIVE]
+    return replace(other, code=code)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an attempt of a job or of a task ended.
+
+    `container_exit_code` is None where no container ran to an end; `origin_user_exit_code` is what the user's commands ended
+    with, before OpenPAI's table (128 + n for signal n; None where they did not run). `diagnostics` is for people;
+    `matched_log` is the text of the log that chose the code.
+    """
+
+    code: int
+    container_exit_code: int | None = None
+    origin_user_exit_code: int | None = None
+    diagnostics: str = ""
+    matched_log: str | None = None
+
+    @property
+    def spec(self) -> ExitSpec:
+        """What the code means."""
+        return exit_spec(self.code)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerExit:
+    """The code of a container, what the user's commands ended with, and the text in the log that decided, if any did."""
+
+    code: int
+    origin_user_exit_code: int
+    matched_log: str | None = None
+
+
+# Signals that OpenPAI lets through. Others end as 255.
+_SIGNALS = frozenset({130, 131, 132, 134, 135, 136, 137, 139, 141, 143})
+_COMMAND_NOT_FOUND = re.compile("command not found")
+# In the order in which they are tried; the first that is found wins.
+_SIGNS_IN_LOG: tuple[tuple[int, re.Pattern[str]], ...] = tuple(
+    (code, re.compile(sign, re.IGNORECASE if ignores_case else 0))
+    for code, sign, ignores_case in (
+        (221, r"tensorflow[^\n]*ResourceExhaustedError[^\n]*OOM[^\n]*", True),
+        (222, r"Signal code: Address not mapped[^\n]*", True),
+        (223, r"CUDA_ERROR_ECC_UNCORRECTABLE[^\n]*", True),
+        (224, r"CUDA driver version is insufficient for CUDA runtime version[^\n]*", True),
+        (225, r"Loaded runtime CuDNN library[^\n]*but source was compiled with[^\n]*", True),
+        (226, r"CUDA out of memory[^\n]*|cuda runtime error \(2\)[^\n]*", True),
+        (228, r"invalid argument:[^\n]*|dynamic_rnn\(\) got[^\n]*", False),
+        (231, r"SyntaxError:[^\n]*", False),
+        (232, r"ImportError:[^\n]*", False),
+        (233, r"IndexError:[^\n]*", False),
+        (234, r"Segmentation fault[^\n]*", True),
+    )
+)
+
+
+def container_exit(user_exit_code: int, log: str) -> ContainerExit:
+    """The container's end, when the user's commands ended so (128 + n for signal n) and `log` is the end of their output.
+
+    The log is looked at only where they failed.
+    """
+    if user_exit_code == 0:
+        return ContainerExit(0, 0)
+    if user_exit_code in _SIGNALS:
+        return ContainerExit(user_exit_code, user_exit_code)
+    found = _COMMAND_NOT_FOUND.search(log) if user_exit_code == 127 else None
+    if found:
+        return ContainerExit(220, user_exit_code, found[0])
+    for code, sign in _SIGNS_IN_LOG:
+        if found := sign.search(log):
+            return ContainerExit(code, user_exit_code, found[0][:LONGEST_MATCH])
+    return ContainerExit(UNRECOGNIZED, user_exit_code)

@@ -1,0 +1,512 @@
+"""One job: what happens to it and its tasks, and what is to be done about that.
+
+Theory of operation. A job has attempts, one after the other; an attempt has tasks; a task has attempts, each of which is one
+container. With gang allocation (the default) all tasks of an attempt are placed in one step, so that each knows the addresses of
+all when it starts; without it each is placed by itself. An event concerns a container; one of a container that is not the task's
+newest comes too late, and changes nothing. When the ends of tasks decide the attempt (the verdict), what still runs is stopped,
+and the attempt is over with the last of them. What is decided once stays: a job that is stopped after it failed has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from nni_manager.local_openpai.core.exits import (
+    STOPPED,
+    STOPPED_BY_COMPLETION,
+    STOPPED_BY_USER,
+    Exit,
+)
+from nni_manager.local_openpai.core.plan import JobPlan
+from nni_manager.local_openpai.core.policies import (
+    RetryCounts,
+    TaskEnd,
+    Trigger,
+    Verdict,
+    retried,
+    verdict,
+)
+from nni_manager.local_openpai.core.queue import Request
+from nni_manager.local_openpai.core.states import (
+    JOB_NEXT,
+    TASK_NEXT,
+    EventType,
+    ExecutionType,
+    Happening,
+    State,
+    SubState,
+    state_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a container runs."""
+
+    host_ip: str
+    ports: Mapping[str, tuple[int, ...]]
+    gpus: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Task:
+    """A task with its newest attempt, which `container_id` names. Times without `attempt` are those of all attempts."""
+
+    role: str
+    index: int
+    task_uid: str
+    container_id: str
+    created_at_s: float
+    attempt_created_at_s: float
+    sub_state: SubState = SubState.ATTEMPT_CREATION_PENDING
+    attempt_id: int = 0
+    counts: RetryCounts = field(default_factory=RetryCounts)
+    launched_at_s: float | None = None
+    completed_at_s: float | None = None
+    attempt_launched_at_s: float | None = None
+    attempt_completed_at_s: float | None = None
+    place: Place | None = None
+    stop_code: int | None = None
+    exit: Exit | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """There will be no other attempt of it."""
+        return self.sub_state is SubState.COMPLETED
+
+    @property
+    def code(self) -> int | None:
+        """How it ended, or will have."""
+        return self.exit.code if self.exit is not None else self.stop_code
+
+    def picture(self) -> Task:
+        """The task as it is now."""
+        return replace(self)
+
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The job is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """These containers have their place."""
+
+    places: Mapping[str, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceMissing:
+    """These containers get no place, and end so."""
+
+    container_ids: tuple[str, ...]
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStarted:
+    """A container's process runs."""
+
+    container_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEnded:
+    """A container's process has ended, and all it started."""
+
+    container_id: str
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The owner wants the job to end."""
+
+
+Event = Submitted | Placed | PlaceMissing | ContainerStarted | ContainerEnded | StopAsked
+
+
+# ---- effects
+
+
+class Change(Enum):
+    """A change of a job that its owner may want to hear of."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    RETRIED = "retried"
+
+
+@dataclass(frozen=True, slots=True)
+class AskForPlace:
+    """Put this into the queue."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Take these out of the queue."""
+
+    container_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """The container's place is free."""
+
+    container_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartContainer:
+    """Start this task's process. `tasks` are all of the job as they are known now."""
+
+    job_attempt_id: int
+    task: Task
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopContainer:
+    """End this container, with grace."""
+
+    container_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepTask:
+    """Store the task as it was."""
+
+    job_attempt_id: int
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPicture:
+    """An attempt of a job as it was."""
+
+    attempt_id: int
+    sub_state: SubState
+    created_at_s: float
+    launched_at_s: float | None
+    completed_at_s: float | None
+    exit: Exit | None
+    trigger: Trigger | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAttempt:
+    """Store the attempt as it was."""
+
+    attempt: AttemptPicture
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the job's owner."""
+
+    change: Change
+    attempt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Put this on record. Role, index and container are those of a task, or None."""
+
+    type: EventType
+    reason: str
+    message: str
+    attempt_id: int
+    role: str | None = None
+    index: int | None = None
+    container_id: str | None = None
+
+
+Effect = (
+    AskForPlace | Leave | GiveBack | StartContainer | StopContainer | KeepTask | KeepAttempt | Tell | Note
+)
+
+_CHANGES = {
+    State.SUCCEEDED: Change.SUCCEEDED,
+    State.STOPPED: Change.STOPPED,
+    State.FAILED: Change.FAILED,
+}
+_SENDS_NOTHING_MORE = {SubState.COMPLETED, SubState.ATTEMPT_COMPLETED}
+
+
+@dataclass(slots=True)
+class Job:
+    """A job that may run. `new_id` makes ids that nothing else has."""
+
+    job_id: int
+    plan: JobPlan
+    submitted_at_s: float
+    new_id: Callable[[], str]
+    most_platform_retries: int
+    sub_state: SubState = SubState.ATTEMPT_CREATION_PENDING
+    execution_type: ExecutionType = ExecutionType.START
+    attempt_id: int = 0
+    counts: RetryCounts = field(default_factory=RetryCounts)
+    launched_at_s: float | None = None
+    completed_at_s: float | None = None
+    attempt_created_at_s: float = 0.0
+    attempt_launched_at_s: float | None = None
+    attempt_completed_at_s: float | None = None
+    verdict: Verdict | None = None
+    tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
+    ends: list[TaskEnd] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """There will be no other attempt of it."""
+        return self.sub_state is SubState.COMPLETED
+
+    @property
+    def code(self) -> int | None:
+        """How the newest attempt ended, or will have."""
+        return self.verdict.exit.code if self.verdict is not None else None
+
+    @property
+    def state(self) -> State:
+        """What OpenPAI's API says."""
+        return state_of(self.sub_state, self.code)
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """What to do about an event."""
+        return list(self._handle(event, now_s))
+
+    def _handle(self, event: Event, now_s: float) -> Iterator[Effect]:
+        match event:
+            case Submitted():
+                yield from self._begin_attempt(now_s)
+            case Placed():
+                yield from self._place(event.places, now_s)
+            case PlaceMissing():
+                for container_id in event.container_ids:
+                    yield from self._end(container_id, event.exit, now_s)
+            case ContainerStarted():
+                yield from self._start(event.container_id, now_s)
+            case ContainerEnded():
+                yield from self._end(event.container_id, event.exit, now_s)
+            case StopAsked():
+                yield from self._stop(now_s)
+        yield KeepAttempt(self._attempt_picture())
+
+    # ---- beginning
+
+    def _begin_attempt(self, now_s: float) -> Iterator[Effect]:
+        self.attempt_created_at_s = now_s
+        self.attempt_launched_at_s = self.attempt_completed_at_s = self.verdict = None
+        self.ends.clear()
+        self.tasks = {
+            (role.name, index): Task(role.name, index, self.new_id(), self.new_id(), now_s, now_s)
+            for role in self.plan.roles
+            for index in range(role.tasks)
+        }
+        for task in self.tasks.values():
+            yield self._kept(task)
+        groups = (
+            [list(self.tasks.values())] if self.plan.is_gang else [[task] for task in self.tasks.values()]
+        )
+        for group in groups:
+            yield self._asked(group)
+
+    def requests(self) -> list[Request]:
+        """What of it waits for a place, for a queue that has forgotten."""
+        waiting = [
+            task for task in self.tasks.values() if task.sub_state is SubState.ATTEMPT_CREATION_PENDING
+        ]
+        if not waiting:
+            return []
+        groups = [waiting] if self.plan.is_gang else [[task] for task in waiting]
+        return [self._asked(group).request for group in groups]
+
+    def _asked(self, tasks: list[Task]) -> AskForPlace:
+        needs = {task.container_id: self.plan.role(task.role).need for task in tasks}
+        return AskForPlace(Request(self.job_id, needs))
+
+    def _place(self, places: Mapping[str, Place], now_s: float) -> Iterator[Effect]:
+        placed = [task for task in self.tasks.values() if task.container_id in places]
+        self._move_job(Happening.PLACED)
+        for task in placed:
+            task.place = places[task.container_id]
+            self._move(task, Happening.PLACED)
+            yield self._kept(task)
+            yield self._noted(task, EventType.NORMAL, "Scheduled", f"placed on {task.place.host_ip}")
+        # The barrier: every container of the group has its address before any of them starts.
+        known = tuple(task.picture() for task in self.tasks.values())
+        for task in placed:
+            yield StartContainer(self.attempt_id, task.picture(), known)
+
+    def _start(self, container_id: str, now_s: float) -> Iterator[Effect]:
+        task = self._task_of(container_id)
+        if task is None:
+            return
+        was_running = self.sub_state is SubState.ATTEMPT_RUNNING
+        self._move(task, Happening.STARTED)
+        self._move_job(Happening.STARTED)
+        if task.attempt_launched_at_s is not None:
+            return
+        task.attempt_launched_at_s = now_s
+        task.launched_at_s = task.launched_at_s or now_s
+        self.attempt_launched_at_s = self.attempt_launched_at_s or now_s
+        self.launched_at_s = self.launched_at_s or now_s
+        yield self._kept(task)
+        yield self._noted(task, EventType.NORMAL, "Started", "its process runs")
+        if not was_running and self.sub_state is SubState.ATTEMPT_RUNNING:
+            yield Tell(Change.RUNNING, self.attempt_id)
+
+    # ---- ending
+
+    def _end(self, container_id: str, ended: Exit, now_s: float) -> Iterator[Effect]:
+        task = self._task_of(container_id)
+        if task is None:
+            return
+        if task.stop_code is not None:
+            # Stopping on request is not a failure, whatever the process made of it.
+            ended = replace(ended, code=task.stop_code)
+        self._move(task, Happening.ENDED)
+        task.exit, task.attempt_completed_at_s = ended, now_s
+        yield GiveBack(container_id)
+        if ended.code not in STOPPED:
+            kind = EventType.NORMAL if ended.code == 0 else EventType.WARNING
+            what = ended.diagnostics.partition("\n")[0]
+            yield self._noted(task, kind, ended.spec.phrase, f"exit code {ended.code}: {what}")
+        counts = None
+        if self.verdict is None:
+            policy = self.plan.task_retry[task.role]
+            counts = retried(policy, ended.code, task.counts, self.most_platform_retries)
+        if counts is not None:
+            yield from self._retry(task, counts, now_s)
+            return
+        self._move(task, Happening.GIVEN_UP)
+        task.completed_at_s = now_s
+        yield self._kept(task)
+        if task.stop_code is None:
+            self.ends.append(TaskEnd(task.role, task.index, ended))
+        yield from self._judge(now_s)
+
+    def _retry(self, task: Task, counts: RetryCounts, now_s: float) -> Iterator[Effect]:
+        yield self._kept(task)
+        self._move(task, Happening.RETRIED)
+        task.counts, task.attempt_id, task.container_id = counts, task.attempt_id + 1, self.new_id()
+        task.attempt_created_at_s = now_s
+        task.attempt_launched_at_s = task.attempt_completed_at_s = task.place = task.exit = None
+        yield self._kept(task)
+        yield self._noted(
+            task, EventType.NORMAL, "TaskRetried", f"attempt {task.attempt_id} of this task waits for a place"
+        )
+        yield self._asked([task])
+
+    def _judge(self, now_s: float) -> Iterator[Effect]:
+        if self.verdict is None:
+            policies = ((role.name, role.completion) for role in self.plan.roles)
+            found = verdict(policies, self.plan.total_tasks, self.ends)
+            if found is None:
+                return
+            yield from self._decide(found, STOPPED_BY_COMPLETION, now_s)
+        elif all(task.is_over for task in self.tasks.values()) and self.attempt_completed_at_s is None:
+            yield from self._finish(now_s)
+
+    def _stop(self, now_s: float) -> Iterator[Effect]:
+        self.execution_type = ExecutionType.STOP
+        if self.verdict is not None:
+            return
+        trigger = Trigger("the job was stopped by its owner or an administrator")
+        stopped = Verdict(Exit(STOPPED_BY_USER, diagnostics=trigger.message), trigger)
+        yield Note(EventType.NORMAL, "StopRequested", trigger.message, self.attempt_id)
+        yield from self._decide(stopped, STOPPED_BY_USER, now_s)
+
+    def _decide(self, found: Verdict, stop_code: int, now_s: float) -> Iterator[Effect]:
+        """The attempt ends so; what still runs or waits is stopped."""
+        self.verdict = found
+        self._move_job(Happening.STOP_ASKED)
+        waiting = []
+        for task in self.tasks.values():
+            if task.is_over:
+                continue
+            task.stop_code = stop_code
+            if task.sub_state is SubState.ATTEMPT_CREATION_PENDING:
+                waiting.append(task.container_id)
+                continue
+            self._move(task, Happening.STOP_ASKED)
+            yield self._kept(task)
+            yield self._noted(task, EventType.NORMAL, "Killing", found.trigger.message)
+            yield StopContainer(task.container_id)
+        if waiting:
+            yield Leave(tuple(waiting))
+        for container_id in waiting:
+            yield from self._end(container_id, Exit(stop_code, diagnostics="it had not begun"), now_s)
+        yield from self._judge(now_s)
+
+    def _finish(self, now_s: float) -> Iterator[Effect]:
+        """The attempt is over. Another one, or the end of the job."""
+        assert self.verdict is not None
+        self._move_job(Happening.ENDED)
+        self.attempt_completed_at_s = now_s
+        code = self.verdict.exit.code
+        counts = (
+            None
+            if self.execution_type is ExecutionType.STOP
+            else retried(self.plan.job_retry, code, self.counts, self.most_platform_retries)
+        )
+        if counts is not None:
+            yield KeepAttempt(replace(self._attempt_picture(), sub_state=SubState.COMPLETED))
+            self._move_job(Happening.RETRIED)
+            self.counts, self.attempt_id = counts, self.attempt_id + 1
+            yield Tell(Change.RETRIED, self.attempt_id)
+            message = f"attempt {self.attempt_id} begins, since the one before ended with code {code}"
+            yield Note(EventType.NORMAL, "JobRetried", message, self.attempt_id)
+            yield from self._begin_attempt(now_s)
+            return
+        self._move_job(Happening.GIVEN_UP)
+        self.completed_at_s = now_s
+        if self.counts.platform + self.counts.resource >= self.most_platform_retries and code not in (
+            0,
+            *STOPPED,
+        ):
+            message = (
+                f"tried {self.counts.total} times more, the last time with code {code}: that is the limit"
+            )
+            yield Note(EventType.WARNING, "RetriesExhausted", message, self.attempt_id)
+        yield Tell(_CHANGES[self.state], self.attempt_id)
+
+    # ---- small things
+
+    def _task_of(self, container_id: str) -> Task | None:
+        """The task whose container this is, while something can happen to it."""
+        task = next((task for task in self.tasks.values() if task.container_id == container_id), None)
+        return None if task is None or task.sub_state in _SENDS_NOTHING_MORE else task
+
+    def _move(self, task: Task, happening: Happening) -> None:
+        task.sub_state = TASK_NEXT[task.sub_state, happening]
+
+    def _move_job(self, happening: Happening) -> None:
+        self.sub_state = JOB_NEXT[self.sub_state, happening]
+
+    def _kept(self, task: Task) -> KeepTask:
+        return KeepTask(self.attempt_id, task.picture())
+
+    def _noted(self, task: Task, kind: EventType, reason: str, message: str) -> Note:
+        return Note(kind, reason, message, self.attempt_id, task.role, task.index, task.container_id)
+
+    def _attempt_picture(self) -> AttemptPicture:
+        ended = self.verdict
+        return AttemptPicture(
+            self.attempt_id,
+            self.sub_state,
+            self.attempt_created_at_s,
+            self.attempt_launched_at_s,
+            self.attempt_completed_at_s,
+            None if ended is None else ended.exit,
+            None if ended is None else ended.trigger,
+        )

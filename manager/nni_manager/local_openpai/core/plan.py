@@ -1,0 +1,100 @@
+"""All that the cluster needs of a job to run it: made once of the job's text, kept as JSON while the job may run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nni_manager.local_openpai.core.policies import CompletionPolicy, RetryPolicy
+from nni_manager.local_openpai.core.queue import ResourceCounts
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlan:
+    """A task role. `scripts` are bash: those of `init` and `pre`, then `user`, and if that succeeded those of `post`."""
+
+    name: str
+    mangled_name: str
+    tasks: int
+    need: ResourceCounts
+    shm_mb: int
+    ports: dict[str, int]
+    completion: CompletionPolicy
+    image: str
+    image_auth: dict[str, str] | None
+    init: tuple[str, ...]
+    pre: tuple[str, ...]
+    user: str
+    post: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageMount:
+    """A storage by name, and the path at which tasks want to see it."""
+
+    name: str
+    mount_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """A job. `secrets` are the values to be kept out of logs; `tells` are the changes its owner wants to hear of."""
+
+    user: str
+    name: str
+    debug_id: str
+    virtual_cluster: str
+    priority: str | None
+    is_gang: bool
+    job_retry: RetryPolicy
+    task_retry: dict[str, RetryPolicy]
+    roles: tuple[RolePlan, ...]
+    storages: tuple[StorageMount, ...]
+    tells: tuple[str, ...]
+    secrets: tuple[str, ...]
+
+    @property
+    def framework_name(self) -> str:
+        """`user~job`."""
+        return f"{self.user}~{self.name}"
+
+    @property
+    def total_tasks(self) -> int:
+        """Of all roles."""
+        return sum(role.tasks for role in self.roles)
+
+    def role(self, name: str) -> RolePlan:
+        """The role of that name."""
+        return next(role for role in self.roles if role.name == name)
+
+    def to_json(self) -> str:
+        """All of it, secrets included."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> JobPlan:
+        """What `to_json` gave."""
+        values: dict[str, Any] = json.loads(text)
+        roles = tuple(
+            RolePlan(
+                **{
+                    **role,
+                    "need": ResourceCounts(**role["need"]),
+                    "completion": CompletionPolicy(**role["completion"]),
+                    **{key: tuple(role[key]) for key in ("init", "pre", "post")},
+                }
+            )
+            for role in values.pop("roles")
+        )
+        return cls(
+            **{
+                **values,
+                "job_retry": RetryPolicy(**values["job_retry"]),
+                "task_retry": {name: RetryPolicy(**policy) for name, policy in values["task_retry"].items()},
+                "storages": tuple(StorageMount(**mount) for mount in values["storages"]),
+                "tells": tuple(values["tells"]),
+                "secrets": tuple(values["secrets"]),
+            },
+            roles=roles,
+        )

@@ -1,0 +1,123 @@
+"""Who gets resources next: a queue for each virtual cluster, first come, first served.
+
+What stands first waits until it fits, and all behind it wait with it: a large job is not overtaken for ever. What belongs
+together (all tasks of a job with gang allocation) gets its place together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceCounts:
+    """CPUs, megabytes of memory and GPUs."""
+
+    cpu: int = 0
+    memory_mb: int = 0
+    gpu: int = 0
+
+    def __add__(self, other: ResourceCounts) -> ResourceCounts:
+        return ResourceCounts(self.cpu + other.cpu, self.memory_mb + other.memory_mb, self.gpu + other.gpu)
+
+    def __sub__(self, other: ResourceCounts) -> ResourceCounts:
+        return ResourceCounts(self.cpu - other.cpu, self.memory_mb - other.memory_mb, self.gpu - other.gpu)
+
+    def fits_into(self, other: ResourceCounts) -> bool:
+        """Whether there is enough of everything."""
+        return self.cpu <= other.cpu and self.memory_mb <= other.memory_mb and self.gpu <= other.gpu
+
+
+def summed(needs: Iterable[ResourceCounts]) -> ResourceCounts:
+    """All of them together."""
+    total = ResourceCounts()
+    for need in needs:
+        total += need
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Containers that are to get their place at the same time, by id, with what each needs. `job_id` says whose they are."""
+
+    job_id: int
+    needs: Mapping[str, ResourceCounts]
+
+    @property
+    def total(self) -> ResourceCounts:
+        """What all of them need."""
+        return summed(self.needs.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A request that got its place: the GPUs of each container."""
+
+    request: Request
+    gpus: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class VirtualCluster:
+    """The resources of one virtual cluster, who holds them, and who waits for them. `waiting` is in order."""
+
+    capacity: ResourceCounts
+    gpus: tuple[int, ...]
+    waiting: dict[tuple[int, str], Request] = field(default_factory=dict)
+    used: ResourceCounts = field(default_factory=ResourceCounts)
+    _held: dict[str, tuple[ResourceCounts, tuple[int, ...]]] = field(default_factory=dict)
+
+    def ask(self, request: Request) -> None:
+        """Wait for a place, behind all that wait."""
+        self.waiting[request.job_id, next(iter(request.needs))] = request
+
+    def forget(self, container_ids: Iterable[str]) -> None:
+        """What waits for these waits no longer."""
+        gone = set(container_ids)
+        for key in [key for key, request in self.waiting.items() if not gone.isdisjoint(request.needs)]:
+            del self.waiting[key]
+
+    def hold(self, container_id: str, need: ResourceCounts, gpus: tuple[int, ...]) -> None:
+        """This container has its place, whatever else has one: a cluster may have become smaller meanwhile."""
+        self._held[container_id] = need, gpus
+        self.used += need
+
+    def give_back(self, container_id: str) -> None:
+        """The container needs its place no longer. One that had none is no matter."""
+        held = self._held.pop(container_id, None)
+        if held is not None:
+            self.used -= held[0]
+
+    def grants(self) -> list[Grant]:
+        """Those in front of the queue that fit now; they hold their place from here on."""
+        granted = []
+        while self.waiting:
+            key, request = next(iter(self.waiting.items()))
+            if not request.total.fits_into(self.capacity - self.used):
+                break
+            free = self._free_gpus()
+            if request.total.gpu > len(free):
+                break
+            del self.waiting[key]
+            gpus: dict[str, tuple[int, ...]] = {}
+            for container_id, need in request.needs.items():
+                gpus[container_id] = tuple(free[: max(0, need.gpu)])
+                free = free[max(0, need.gpu) :]
+                self.hold(container_id, need, gpus[container_id])
+            granted.append(Grant(request, gpus))
+        return granted
+
+    def _free_gpus(self) -> list[int]:
+        taken = {gpu for _, gpus in self._held.values() for gpu in gpus}
+        return [gpu for gpu in self.gpus if gpu not in taken]
+
+
+def virtual_clusters(capacities: Mapping[str, ResourceCounts]) -> dict[str, VirtualCluster]:
+    """Empty virtual clusters of these sizes; GPUs are numbered through all of them."""
+    made: dict[str, VirtualCluster] = {}
+    first = 0
+    for name, capacity in capacities.items():
+        made[name] = VirtualCluster(capacity, tuple(range(first, first + capacity.gpu)))
+        first += capacity.gpu
+    return made

@@ -1,0 +1,52 @@
+"""The logs of a container by the names that OpenPAI's API gives them: `stdout`, `stdout.1`, `runtime.log`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from nni_manager.local_openpai.errors import LogUnknown
+from nni_manager.local_openpai.jobs import LogFile, LogPiece
+from nni_manager.local_openpai.supervisor import CURRENT, LOG_FOLDERS, old_logs
+
+
+def _files(logs: Path) -> Iterator[tuple[str, Path]]:
+    for name, folder in LOG_FOLDERS.items():
+        for number, path in enumerate((logs / folder / CURRENT, *old_logs(logs / folder))):
+            yield (f"{name}.{number}" if number else name), path
+
+
+def log_files(logs: Path) -> list[LogFile]:
+    """What there is.
+
+    Raises:
+        LogUnknown: nothing.
+    """
+    found = []
+    for name, path in _files(logs):
+        try:
+            found.append(LogFile(name, path.stat().st_size))
+        except FileNotFoundError:
+            continue  # rotated away meanwhile
+    if not found:
+        raise LogUnknown("cannot find logs of this task: it has not begun; look again in a moment")
+    return found
+
+
+def read_log(logs: Path, name: str, offset: int | None, most_bytes: int) -> LogPiece:
+    """So many bytes from `offset` on; without one, the end.
+
+    Raises:
+        LogUnknown: there is no log of that name.
+    """
+    path = dict(_files(logs)).get(name, logs / "of no name")
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = max(0, size - most_bytes) if offset is None else max(0, offset)
+            file.seek(start)
+            return LogPiece(file.read(most_bytes), start, size)
+    except FileNotFoundError:
+        known = ", ".join(name for name, path in _files(logs) if path.exists()) or "none yet"
+        raise LogUnknown(f"cannot find the log {name!r}: there is {known}; use one of these") from None

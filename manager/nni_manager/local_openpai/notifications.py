@@ -1,0 +1,103 @@
+"""Telling others of a job's changes: a file gets a line, a webhook a POST, each at least once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import requests
+
+from nni_manager.local_openpai.errors import StateBusy
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+# A webhook that is away for longer has other worries.
+_GIVES_UP_AFTER_S = 3600.0
+
+
+class Notifier:
+    """Delivers what the database holds for delivery, in order. What a webhook does not take is tried again for an hour."""
+
+    def __init__(
+        self,
+        url: str | None,
+        file: Path | None,
+        pending: Callable[[], Awaitable[list[tuple[int, str]]]],
+        delivered: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """`pending` gives what is to be told, the oldest first; `delivered` removes one."""
+        self._url = url
+        self._file = file
+        self._pending = pending
+        self._delivered = delivered
+        self._in_file: set[int] = set()
+        self._news = asyncio.Event()
+        self._news.set()  # an earlier cluster may have left some
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is anybody to tell."""
+        return self._url is not None or self._file is not None
+
+    def wake(self) -> None:
+        """There may be something new."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Deliver, until cancelled."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                is_done = await self._deliver()
+            except (OSError, StateBusy) as error:
+                logger.warning("cannot tell of changes of jobs now: %s; trying again", error)
+                is_done = False
+            if is_done:
+                wait_s = _FIRST_WAIT_S
+                continue
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            self._news.set()
+
+    async def _deliver(self) -> bool:
+        """Whether all was delivered."""
+        while pending := await self._pending():
+            for number, body in pending:
+                if not await self._tell(number, body):
+                    return False
+        return True
+
+    async def _tell(self, number: int, body: str) -> bool:
+        if self._file is not None and number not in self._in_file:
+            await asyncio.to_thread(_append, self._file, body)
+            self._in_file.add(number)
+        if self._url is not None and not await asyncio.to_thread(_post, self._url, body):
+            if time.time() - json.loads(body)["at_s"] < _GIVES_UP_AFTER_S:
+                return False
+            logger.warning("cannot tell %s: given up after an hour: %s", self._url, body)
+        await self._delivered(number)
+        self._in_file.discard(number)
+        return True
+
+
+def _append(file: Path, body: str) -> None:
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(f"{body}\n")
+
+
+def _post(url: str, body: str) -> bool:
+    headers = {"Content-Type": "application/json"}
+    try:
+        answer = requests.post(url, data=body.encode(), headers=headers, timeout=_TIMEOUT_S)
+    except requests.RequestException as error:
+        logger.info("cannot reach %s: %s", url, error)
+        return False
+    return answer.ok

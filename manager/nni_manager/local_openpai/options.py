@@ -1,0 +1,129 @@
+"""What the local OpenPAI is started with, as a command line says it and as its folder keeps it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nni_manager.errors import UserMistake
+from nni_manager.local_openpai.core.queue import ResourceCounts
+from nni_manager.local_openpai.settings import ClusterSettings, Sandbox, StorageSettings, this_machine
+from nni_manager.training_services.local.gpus import gpus_of_this_machine
+
+# That of OpenPAI's REST server.
+DEFAULT_PORT = 9186
+# What NNI's page on OpenPAI calls it; tasks see it below /mnt.
+DEFAULT_STORAGE = "confignfs-data"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class OptionInvalid(UserMistake):
+    """cannot use an option of the local OpenPAI; write it as its help says"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options. `storages` are folders by name; `virtual_clusters` CPUs, megabytes of memory and GPUs by name.
+
+    Without a virtual cluster there is one, `default`, with what the machine has.
+    """
+
+    port: int = DEFAULT_PORT
+    storages: Mapping[str, str] = field(default_factory=dict)
+    virtual_clusters: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    sandbox: str = Sandbox.PROCESS.value
+    notification_url: str | None = None
+    notification_file: str | None = None
+
+    def to_arguments(self) -> list[str]:
+        """The command line that says the same."""
+        return [
+            f"--port={self.port}",
+            *(f"--storage={name}={path}" for name, path in self.storages.items()),
+            *(
+                f"--virtual-cluster={name}={','.join(map(str, counts))}"
+                for name, counts in self.virtual_clusters.items()
+            ),
+            f"--sandbox={self.sandbox}",
+            *([f"--notification-url={self.notification_url}"] if self.notification_url else []),
+            *([f"--notification-file={self.notification_file}"] if self.notification_file else []),
+        ]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Options:
+        """What was kept as JSON.
+
+        Raises:
+            TypeError: it was not.
+        """
+        options = cls(**document)
+        counts = {name: tuple(each) for name, each in options.virtual_clusters.items()}
+        return cls(**{**document, "virtual_clusters": counts})
+
+    def settings(self, state_dir: Path) -> ClusterSettings:
+        """The cluster that has all this, with its state there."""
+        clusters = {
+            name: ResourceCounts(cpu, memory_mb, gpu)
+            for name, (cpu, memory_mb, gpu) in self.virtual_clusters.items()
+        }
+        return ClusterSettings(
+            state_dir=state_dir,
+            virtual_clusters=clusters or {"default": this_machine(len(gpus_of_this_machine()))},
+            storages=tuple(StorageSettings(name, Path(path)) for name, path in self.storages.items()),
+            sandbox=Sandbox(self.sandbox),
+            notification_url=self.notification_url,
+            notification_file=None if self.notification_file is None else Path(self.notification_file),
+        )
+
+
+def storage_of(text: str) -> tuple[str, str]:
+    """Name and folder of a storage written as NAME=DIR, or as DIR alone.
+
+    Raises:
+        OptionInvalid.
+    """
+    name, equals, path = text.partition("=")
+    if not equals:
+        name, path = DEFAULT_STORAGE, text
+    if not _NAME.fullmatch(name):
+        raise OptionInvalid(
+            f"cannot use --storage {text}: {name!r} is no name; write NAME=DIR, e.g. team=/srv/team"
+        )
+    return name, absolute(path)
+
+
+def new_storage_of(text: str) -> tuple[str, str]:
+    """As `storage_of`, of a folder that is there. One that was kept may be gone; it must not keep the rest from starting.
+
+    Raises:
+        OptionInvalid.
+    """
+    name, folder = storage_of(text)
+    if not Path(folder).is_dir():
+        raise OptionInvalid(
+            f"cannot use --storage {text}: there is no folder {folder}; make it, or name another"
+        )
+    return name, folder
+
+
+def virtual_cluster_of(text: str) -> tuple[str, tuple[int, int, int]]:
+    """Name and resources of a virtual cluster written as NAME=CPUS,MEMORY_MB,GPUS.
+
+    Raises:
+        OptionInvalid.
+    """
+    match = re.fullmatch(rf"({_NAME.pattern})=([0-9]{{1,9}}),([0-9]{{1,9}}),([0-9]{{1,9}})", text)
+    if match is None:
+        raise OptionInvalid(
+            f"cannot use --virtual-cluster {text}: write NAME=CPUS,MEMORY_MB,GPUS, e.g. default=8,32768,2"
+        )
+    return match[1], (int(match[2]), int(match[3]), int(match[4]))
+
+
+def absolute(path: str) -> str:
+    """The path from the root on; the service does not run where it is started."""
+    return str(Path(path).expanduser().absolute())

@@ -1,0 +1,137 @@
+"""From a job's text to the plan by which it runs here, and what of it has no meaning on one machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nni_manager.local_openpai.core.plan import JobPlan, RolePlan, StorageMount
+from nni_manager.local_openpai.core.policies import CompletionPolicy, RetryPolicy
+from nni_manager.local_openpai.core.queue import ResourceCounts
+from nni_manager.training_services.openpai.export import without_secrets
+from nni_manager.training_services.openpai.plugins import TaskEnvironment
+from nni_manager.training_services.openpai.protocol import JobProtocol, parse
+from nni_manager.training_services.openpai.render import RenderedRole, render
+from nni_manager.training_services.openpai.scalars import javascript_text
+
+# Scripts are made once for a job, and the runtime's folder is another one for each container.
+RUNTIME_DIR = "/folder-of-this-container"
+# It would change the sshd and the keys of this machine, on which all tasks are anyway.
+_WITHOUT_EFFECT = "ssh"
+# A shorter value cannot be told from the rest of a log.
+_SHORTEST_SECRET = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """A job's plan, its text with the secrets masked, and what to tell its author."""
+
+    plan: JobPlan
+    masked_text: str
+    warnings: tuple[str, ...]
+
+
+def planned(user: str, text: str, default_storages: tuple[str, ...]) -> PlannedJob:
+    """The plan of a job that this user submits.
+
+    `default_storages` are for jobs that want storages and name none.
+
+    Raises:
+        ProtocolInvalid: it cannot run; with all mistakes.
+    """
+    protocol = parse(text)
+    local = _without_ssh(protocol)
+    rendered = render(local, TaskEnvironment(runtime_dir=RUNTIME_DIR))
+    framework_name = f"{user}~{protocol.name}"
+    plan = JobPlan(
+        user=user,
+        name=protocol.name,
+        debug_id=hashlib.md5(framework_name.encode(), usedforsecurity=False).hexdigest(),
+        virtual_cluster=protocol.virtual_cluster,
+        priority=_priority(protocol.extras),
+        is_gang=protocol.gang_allocation,
+        job_retry=RetryPolicy(True, protocol.job_retry_count),
+        task_retry={
+            role.name: RetryPolicy(False, 0)
+            if protocol.gang_allocation
+            else RetryPolicy(True, max(0, role.task_retry_count))
+            for role in protocol.task_roles
+        },
+        roles=tuple(map(_role, rendered.roles)),
+        storages=_storages(protocol, default_storages),
+        tells=tuple(
+            change
+            for change in type(protocol.notification).__slots__
+            if getattr(protocol.notification, change)
+        ),
+        secrets=tuple(dict.fromkeys(_texts(protocol.secrets))),
+    )
+    warnings = [str(warning) for warning in rendered.warnings]
+    if local is not protocol:
+        warnings.append("the plugin ssh does nothing here: all tasks are on this machine, by the same user")
+    return PlannedJob(plan, without_secrets(protocol), tuple(warnings))
+
+
+def _role(rendered: RenderedRole) -> RolePlan:
+    role, scripts = rendered.role, rendered.scripts
+    return RolePlan(
+        name=role.name,
+        mangled_name=role.mangled_name,
+        tasks=role.instances,
+        # OpenPAI takes negative counts, which would make a place larger.
+        need=ResourceCounts(
+            max(0, role.resources.cpu), max(0, role.resources.memory_mb), max(0, role.resources.gpu)
+        ),
+        shm_mb=role.resources.shm_mb or 0,
+        ports=dict(role.resources.ports),
+        completion=CompletionPolicy(role.completion.min_failed, role.completion.min_succeeded),
+        image=rendered.image,
+        image_auth=None if rendered.image_auth is None else dict(rendered.image_auth),
+        init=scripts.init,
+        pre=scripts.pre,
+        user=scripts.user,
+        post=scripts.post,
+    )
+
+
+def _without_ssh(protocol: JobProtocol) -> JobProtocol:
+    calls = tuple(call for call in protocol.plugin_calls if call.plugin != _WITHOUT_EFFECT)
+    prerequisites = tuple(
+        replace(each, plugin_call=None)
+        if each.plugin_call is not None and each.plugin_call.plugin == _WITHOUT_EFFECT
+        else each
+        for each in protocol.prerequisites
+    )
+    if calls == protocol.plugin_calls and prerequisites == protocol.prerequisites:
+        return protocol
+    return replace(protocol, plugin_calls=calls, prerequisites=prerequisites)
+
+
+def _storages(protocol: JobProtocol, default_storages: tuple[str, ...]) -> tuple[StorageMount, ...]:
+    if protocol.storages is None:
+        return ()
+    if not protocol.storages:
+        return tuple(StorageMount(name, f"/mnt/{name}") for name in default_storages)
+    return tuple(StorageMount(each.name, each.mount_path) for each in protocol.storages)
+
+
+def _priority(extras: Mapping[str, Any]) -> str | None:
+    scheduler = extras.get("hivedScheduler")
+    priority = scheduler.get("jobPriorityClass") if isinstance(scheduler, dict) else None
+    return priority if isinstance(priority, str) else None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """What of secrets could stand in a log, as templates write it."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif value is not None and not isinstance(value, bool):
+        for text in (javascript_text(value), str(value)):
+            if len(text) >= _SHORTEST_SECRET:
+                yield text

@@ -1,0 +1,78 @@
+-- name: add_job -- a job that was submitted
+INSERT INTO job (user, name, debug_id, virtual_cluster, priority, total_gpus, total_tasks, total_task_roles, submitted_at_s, config,
+    plan, sub_state, execution_type, retries)
+VALUES (:user, :name, :debug_id, :virtual_cluster, :priority, :total_gpus, :total_tasks, :total_task_roles, :submitted_at_s, :config,
+    :plan, :sub_state, :execution_type, :retries);
+
+-- name: save_job -- what changes of a job; its plan goes when it is over
+UPDATE job SET sub_state = :sub_state, execution_type = :execution_type, attempt_id = :attempt_id, retries = :retries,
+    launched_at_s = :launched_at_s, completed_at_s = :completed_at_s, code = :code,
+    plan = CASE WHEN :is_over THEN NULL ELSE plan END
+WHERE job_id = :job_id;
+
+-- name: save_attempt -- the whole row, new or not
+REPLACE INTO attempt VALUES (:job_id, :attempt_id, :sub_state, :created_at_s, :launched_at_s, :completed_at_s, :exit, :trigger);
+
+-- name: save_task -- the whole row, new or not
+REPLACE INTO task VALUES (:job_id, :job_attempt_id, :role, :task_index, :attempt_id, :mangled_role, :role_order, :task_uid,
+    :container_id, :sub_state, :retries, :created_at_s, :launched_at_s, :completed_at_s, :attempt_created_at_s,
+    :attempt_launched_at_s, :attempt_completed_at_s, :place, :stop_code, :exit);
+
+-- name: add_event -- something happened
+INSERT INTO event (job_id, type, reason, message, at_s, attempt_id, role, task_index, container_id)
+VALUES (:job_id, :type, :reason, :message, :at_s, :attempt_id, :role, :task_index, :container_id);
+
+-- name: add_notification -- somebody is to be told
+INSERT INTO notification (body) VALUES (:body);
+
+-- name: get_notifications -- the oldest of those that nobody was told yet
+SELECT * FROM notification ORDER BY notification_id LIMIT 100;
+
+-- name: remove_notification -- it was told, or never can be
+DELETE FROM notification WHERE notification_id = :notification_id;
+
+-- name: get_jobs -- all, the newest first
+SELECT job_id, user, name, debug_id, virtual_cluster, priority, total_gpus, total_tasks, total_task_roles, submitted_at_s, sub_state,
+    execution_type, attempt_id, retries, launched_at_s, completed_at_s, code FROM job ORDER BY job_id DESC;
+
+-- name: get_job -- one, by its names
+SELECT * FROM job WHERE user = :user AND name = :name;
+
+-- name: get_unfinished -- those that may run, in the order of submission
+SELECT * FROM job WHERE plan IS NOT NULL ORDER BY job_id;
+
+-- name: remove_job -- with all that belongs to it
+DELETE FROM job WHERE job_id = :job_id;
+
+-- name: get_all_tags -- of all jobs
+SELECT * FROM tag ORDER BY job_id, tag;
+
+-- name: get_tags -- of one job
+SELECT * FROM tag WHERE job_id = :job_id ORDER BY tag;
+
+-- name: add_tag -- one that the job has already is no matter
+INSERT INTO tag (job_id, tag) VALUES (:job_id, :tag) ON CONFLICT DO NOTHING;
+
+-- name: remove_tag -- if it is there
+DELETE FROM tag WHERE job_id = :job_id AND tag = :tag;
+
+-- name: get_attempts -- of a job, the newest first
+SELECT * FROM attempt WHERE job_id = :job_id ORDER BY attempt_id DESC;
+
+-- name: get_attempt -- one
+SELECT * FROM attempt WHERE job_id = :job_id AND attempt_id = :attempt_id;
+
+-- name: get_tasks -- the tasks of an attempt, each with its newest attempt, in the order of the job file
+SELECT *, MAX(attempt_id) FROM task WHERE job_id = :job_id AND job_attempt_id = :job_attempt_id
+GROUP BY role, task_index ORDER BY role_order, task_index;
+
+-- name: get_task_attempts -- all attempts of one task, the newest first; the role in either spelling
+SELECT * FROM task WHERE job_id = :job_id AND job_attempt_id = :job_attempt_id AND :role IN (role, mangled_role)
+    AND task_index = :task_index ORDER BY attempt_id DESC;
+
+-- name: get_container -- of one attempt of a task; the role in either spelling
+SELECT mangled_role, container_id FROM task WHERE job_id = :job_id AND job_attempt_id = :job_attempt_id
+    AND :role IN (role, mangled_role) AND task_index = :task_index AND attempt_id = :attempt_id;
+
+-- name: get_events -- of a job, the oldest first
+SELECT * FROM event WHERE job_id = :job_id ORDER BY event_id;

@@ -1,0 +1,622 @@
+"""What a container is here: one process that runs a task's scripts, keeps its logs, and tells how it ended.
+
+It is forked by a program of its own (`fork_supervisors`), needs the standard library only, and outlives the cluster that started
+it. Between the two there are only files of the container's folder:
+
+| File | By | Says |
+|---|---|---|
+| spec.json | cluster | what to run, secrets included |
+| process.json | supervisor | which process this is; made once, so that whoever makes it in its stead keeps it from starting |
+| exit.json | supervisor | how it ended, when nothing of the container is left |
+
+When it has begun it writes one byte to its stdout.
+
+Where tasks run in real containers, `sandbox` in spec.json has the commands that begin and end one, run a script in it, and stop
+that.
+
+Theory of operation. Each script leads a session of its own; this process adopts orphans, so that all they start stays below it,
+and when the last script has ended everything below is killed. SIGTERM goes to the script's process group, SIGKILL after a grace
+to everything; a second SIGTERM ends the grace. Output comes through pipes, so that secrets can be taken out of it and files
+rotated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+SPEC, PROCESS, EXIT, LAST_WORDS = "spec.json", "process.json", "exit.json", "supervisor.stderr"
+LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
+CURRENT = "current"
+MASK = b"******"
+BEGIN = "container"
+"""The stage in which a real container is made, where tasks run in one."""
+BEGUN = b"!"
+FORKS = "--fork"
+"""Argument of the program: fork supervisors for the folders that are read."""
+MOUNT_PROBE = "--mount-probe"
+"""Argument of the program: fail unless storages could be mounted."""
+
+_READ_BYTES = 65536
+_POLL_S = 1.0
+# What was killed is gone within milliseconds; large memory takes seconds to be given back.
+_LONGEST_DEATH_S = 10.0
+_DRAIN_S = 5.0
+_TOOL_S = 60.0
+# A full disk may be cleared; without this file the cluster takes the task for lost.
+_EXIT_TRIES = 60
+_MOST_BESIDE_A_MOUNT = 500
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC, _MS_SLAVE = (
+    1,
+    32,
+    4096,
+    8192,
+    16384,
+    1 << 19,
+)  # linux/mount.h
+
+
+# ---- which process
+
+
+def process_identity(pid: int) -> dict[str, Any] | None:
+    """What tells this process from any other that had or will have its number; None if it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    state, *rest = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else {"pid": pid, "start_ticks": int(rest[18]), "boot_id": boot_id()}
+
+
+def boot_id() -> str:
+    """Changes with every start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def claim(folder: Path, document: Mapping[str, Any]) -> bool:
+    """Make process.json with this content; whether nobody else has made it before."""
+    temporary = folder / f".{PROCESS}.{os.getpid()}"
+    temporary.write_text(json.dumps(document), encoding="utf-8")
+    try:
+        os.link(temporary, folder / PROCESS)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+# ---- logs
+
+
+class Redactor:
+    """Takes secrets out of a stream of bytes, also where one comes in pieces."""
+
+    def __init__(self, secrets: Iterable[bytes]) -> None:
+        self._secrets = sorted(set(secrets), key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets))) if self._secrets else None
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be shown by now. The beginning of a secret at the end is held back until more is known."""
+        if self._pattern is None:
+            return data
+        data = self._held + data
+        end = len(data) - self._beginning_at_end(data)
+        shown, position = [], 0
+        for match in self._pattern.finditer(data):
+            if match.start() >= end:
+                break
+            shown += [data[position : match.start()], MASK]
+            position = match.end()
+            end = max(end, position)
+        shown.append(data[position:end])
+        self._held = data[end:]
+        return b"".join(shown)
+
+    def flush(self) -> bytes:
+        """The rest, when nothing follows."""
+        rest, self._held = self._held, b""
+        return rest if self._pattern is None else self._pattern.sub(MASK, rest)
+
+    def _beginning_at_end(self, data: bytes) -> int:
+        longest = 0
+        for secret in self._secrets:
+            for length in range(min(len(secret) - 1, len(data)), longest, -1):
+                if data.endswith(secret[:length]):
+                    longest = length
+                    break
+        return longest
+
+
+class RotatedLog:
+    """A log of bounded size: a folder with `current`, and older files beside it, named after the time they were left."""
+
+    def __init__(self, folder: Path, file_bytes: int, old_files: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._file_bytes = file_bytes
+        self._old_files = old_files
+        self._open()
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self._folder / CURRENT, flags, 0o600)
+        self._size = os.fstat(self._descriptor).st_size
+
+    def write(self, data: bytes) -> None:
+        """Append. What a full disk does not take is lost: the task goes on."""
+        view = memoryview(data)
+        with contextlib.suppress(OSError):
+            while view:
+                if self._size >= self._file_bytes:
+                    self._rotate()
+                written = os.write(self._descriptor, view[: self._file_bytes - self._size])
+                self._size += written
+                view = view[written:]
+
+    def _rotate(self) -> None:
+        os.close(self._descriptor)
+        os.rename(self._folder / CURRENT, self._folder / f"@{time.time_ns():020d}.s")
+        for old in old_logs(self._folder)[self._old_files :]:
+            old.unlink()
+        self._open()
+
+
+def old_logs(folder: Path) -> list[Path]:
+    """What was rotated away, the newest first."""
+    return sorted(folder.glob("@*.s"), reverse=True)
+
+
+class Streams:
+    """The pipes that a container's scripts write to, and where what comes through them goes."""
+
+    def __init__(self, logs: Path, secrets: list[bytes], file_bytes: int, old_files: int) -> None:
+        self._logs = {
+            name: RotatedLog(logs / folder, file_bytes, old_files) for name, folder in LOG_FOLDERS.items()
+        }
+        self._selector = selectors.DefaultSelector()
+        self._writers: dict[str, int] = {}
+        self._secrets = secrets
+        for name, sinks in (
+            ("stdout", ("stdout", "all")),
+            ("stderr", ("stderr", "all")),
+            ("runtime", ("runtime.log",)),
+        ):
+            reader, self._writers[name] = os.pipe()
+            os.set_blocking(reader, False)
+            self._selector.register(reader, selectors.EVENT_READ, (Redactor(secrets), sinks))
+
+    def writer(self, name: str) -> int:
+        """The end that a script gets: of `stdout`, `stderr` or `runtime`."""
+        return self._writers[name]
+
+    def wake_by(self, descriptor: int) -> None:
+        """`pump` returns also when this can be read."""
+        self._selector.register(descriptor, selectors.EVENT_READ, None)
+
+    def note(self, text: str) -> None:
+        """A line of the supervisor's own."""
+        redactor = Redactor(self._secrets)
+        line = f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}] {text}\n".encode()
+        self._logs["runtime.log"].write(redactor.feed(line) + redactor.flush())
+
+    def pump(self, timeout_s: float) -> bool:
+        """Write what has come, waiting so long for something; whether anything of the scripts may still come."""
+        for key, _ in self._selector.select(max(0.0, timeout_s)):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(key.fd, _READ_BYTES)
+                continue
+            redactor, sinks = key.data
+            try:
+                data = os.read(key.fd, _READ_BYTES)
+            except BlockingIOError:
+                continue
+            shown = redactor.feed(data) if data else redactor.flush()
+            for sink in sinks if shown else ():
+                self._logs[sink].write(shown)
+            if not data:
+                self._selector.unregister(key.fd)
+        return any(key.data is not None for key in self._selector.get_map().values())
+
+    def drain(self) -> None:
+        """Write all that comes until the last writer is gone, or does not seem to go."""
+        for descriptor in self._writers.values():
+            os.close(descriptor)
+        gives_up_at_s = time.monotonic() + _DRAIN_S
+        while self.pump(0.1) and time.monotonic() < gives_up_at_s:
+            continue
+
+
+# ---- processes
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, their children, and so on."""
+    found: list[int] = []
+    following = [pid]
+    while following:
+        parent = following.pop()
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                children = Path(f"/proc/{parent}/task/{thread}/children").read_text(encoding="ascii").split()
+                found += map(int, children)
+                following += map(int, children)
+    return found
+
+
+class Stopping:
+    """Whether the container is to end, and until when it may take its time."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self.was_asked = False
+        self.was_passed_on = False
+        self.kills_at_s = float("inf")
+
+    def ask(self, _number: int, _frame: FrameType | None) -> None:
+        """For SIGTERM. A second one ends the grace."""
+        self.kills_at_s = time.monotonic() + (0.0 if self.was_asked else self._grace_s)
+        self.was_asked = True
+
+
+class Supervisor:
+    """One container, from its first script to the last of its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._spec: dict[str, Any] = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+        self._sandbox: dict[str, list[str]] | None = self._spec["sandbox"]
+        self._stops_inside = False
+        self._stopping = Stopping(self._spec["grace_s"])
+        signal.signal(signal.SIGTERM, self._stopping.ask)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # meant for whoever started the cluster
+        secrets = [secret.encode() for secret in self._spec["secrets"]]
+        self._streams = Streams(
+            Path(self._spec["logs"]), secrets, self._spec["log_file_bytes"], self._spec["old_log_files"]
+        )
+        self._child = 0
+        self._ended: int | None = None
+        waker, wakes = os.pipe()
+        for descriptor in (waker, wakes):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._streams.wake_by(waker)
+
+    def run(self) -> None:
+        """All of it."""
+        began_at_s = time.time()
+        for problem in mount_storages(self._spec["mounts"], self._folder):
+            self._streams.note(problem)
+        stage, code = "", 0
+        for stage, script in [*([[BEGIN, ""]] if self._sandbox else []), *self._spec["stages"]]:
+            if self._stopping.was_asked:
+                code = 128 + signal.SIGTERM
+                break
+            self._streams.note(f"{stage} begins")
+            code = self._run_script(stage, script)
+            self._streams.note(f"{stage} has ended with exit code {code}")
+            if code != 0:
+                break
+        survivors = self._end_everything()
+        if self._sandbox:
+            self._streams.note(_said_by(self._sandbox["end"]))
+        self._streams.drain()
+        if survivors:
+            self._streams.note(f"cannot end the processes {survivors}: they are another user's, or hang")
+        self._tell(
+            {
+                "stage": stage,
+                "exit_code": code,
+                "was_stopped": self._stopping.was_asked,
+                "began_at_s": began_at_s,
+                "ended_at_s": time.time(),
+            }
+        )
+
+    def _run_script(self, stage: str, script: str) -> int:
+        is_user = stage == "user"
+        command = ["bash", script]
+        if self._sandbox:
+            command = self._sandbox["begin"] if stage == BEGIN else [*self._sandbox["run"], script]
+        self._stops_inside = self._sandbox is not None and stage != BEGIN
+        try:
+            child = subprocess.Popen(
+                command,
+                cwd=self._spec["work_dir"],
+                env=None if self._sandbox else self._spec["environ"],
+                stdin=subprocess.DEVNULL,
+                stdout=self._streams.writer("stdout" if is_user else "runtime"),
+                stderr=self._streams.writer("stderr" if is_user else "runtime"),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._streams.note(
+                f"cannot start {command[0]} in {self._spec['work_dir']}: {error.strerror}; install it"
+            )
+            return 127
+        self._child, self._ended = child.pid, None
+        while not self._is_over():
+            self._pass_stop_on(child.pid)
+            if time.monotonic() >= self._stopping.kills_at_s:
+                self._end_everything()
+            # The last process of a group to go need not be a child.
+            self._streams.pump(min(_POLL_S if self._ended is None else 0.05, self._grace_left_s()))
+            self._reap()
+        code = self._ended or 0
+        child.returncode = code
+        return code if code >= 0 else 128 - code
+
+    def _is_over(self) -> bool:
+        """A script that was asked to stop is over when its whole group is: a shell dies at once of what others still heed."""
+        if self._ended is None:
+            return False
+        is_waited_for = self._stopping.was_asked and time.monotonic() < self._stopping.kills_at_s
+        return not (is_waited_for and _group_lives(self._child))
+
+    def _grace_left_s(self) -> float:
+        return max(0.01, self._stopping.kills_at_s - time.monotonic())
+
+    def _pass_stop_on(self, group: int) -> None:
+        if self._stopping.was_asked and not self._stopping.was_passed_on:
+            self._stopping.was_passed_on = True
+            self._streams.note("asked to stop")
+            if self._stops_inside:
+                self._streams.note(_said_by(self._sandbox["stop"] if self._sandbox else []))
+                return
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, number)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                if ended[0] == self._child:
+                    self._ended = os.waitstatus_to_exitcode(ended[1])
+
+    def _end_everything(self) -> list[int]:
+        """Kill all below this process; what could not be ended."""
+        gives_up_at_s = time.monotonic() + _LONGEST_DEATH_S
+        while True:
+            self._reap()
+            found = [pid for pid in descendants(os.getpid()) if process_identity(pid) is not None]
+            if not found or time.monotonic() > gives_up_at_s:
+                return found
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self._streams.pump(0.01)
+
+    def _tell(self, document: Mapping[str, Any]) -> None:
+        temporary = self._folder / f".{EXIT}"
+        for _ in range(_EXIT_TRIES):
+            with contextlib.suppress(OSError):
+                with temporary.open("w", encoding="utf-8") as file:
+                    json.dump(document, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(self._folder / EXIT)
+                return
+            time.sleep(1.0)
+
+
+def _said_by(command: list[str]) -> str:
+    """Run it, and what it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot run {command[0]}: {error}; see whether it works here"
+    return f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what scripts leave behind, as the first process of a container is."""
+    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+# ---- storages
+
+
+class MountFailed(Exception):
+    """The kernel does not have it."""
+
+
+def mount_storages(mounts: list[dict[str, Any]], folder: Path) -> list[str]:
+    """Make storages visible at the paths that the job wants, for this process and what it starts; what did not work."""
+    wanted = [
+        mount for mount in mounts if os.path.realpath(mount["path"]) != os.path.realpath(mount["mount_path"])
+    ]
+    if not wanted:
+        return []
+    try:
+        _enter_namespace()
+    except MountFailed as error:
+        return [_not_mounted(mount, error) for mount in wanted]
+    problems = []
+    for mount in wanted:
+        try:
+            _mount_storage(mount, folder)
+        except (MountFailed, OSError) as error:
+            problems.append(_not_mounted(mount, error))
+    return problems
+
+
+def _not_mounted(mount: Mapping[str, Any], error: Exception) -> str:
+    return (
+        f"cannot show storage {mount['name']} at {mount['mount_path']}: {error}; "
+        f"it is at {mount['path']}, use that path or let the cluster run as root"
+    )
+
+
+def _enter_namespace() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        _call("unshare", _CLONE_NEWNS)
+    except MountFailed:
+        # Without privileges a user namespace gives them, inside.
+        _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
+        for name, content in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            Path(f"/proc/self/{name}").write_text(content, encoding="ascii")
+    _mount("none", "/", _MS_REC | _MS_SLAVE)
+
+
+def _mount_storage(mount: Mapping[str, Any], folder: Path) -> None:
+    target = os.path.normpath(mount["mount_path"])
+    if not os.path.isabs(target) or target == "/" or folder.is_relative_to(target):
+        raise MountFailed("the cluster itself needs what is there")
+    if not os.path.isdir(target):
+        _make_room(target, folder)
+    _mount(mount["path"], target, _MS_BIND | _MS_REC)
+    if mount["is_read_only"]:
+        _mount("none", target, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+
+
+def _make_room(target: str, folder: Path) -> None:
+    """A folder to mount on that the machine outside never sees, where that can be."""
+    above = os.path.dirname(target)
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+    if above == "/":
+        os.makedirs(target)
+        return
+    with os.scandir(above) as found:
+        beside = list(found)
+    if len(beside) > _MOST_BESIDE_A_MOUNT:
+        raise MountFailed(f"{above} has too many entries to make another one beside them")
+    stage = folder / f"mount-{time.time_ns()}"
+    stage.mkdir()
+    _mount("tmpfs", str(stage), 0, "tmpfs", "mode=0755")
+    for entry in beside:
+        copy = stage / entry.name
+        if entry.is_symlink():
+            copy.symlink_to(os.readlink(entry.path))
+            continue
+        copy.mkdir() if entry.is_dir() else copy.touch()
+        _mount(entry.path, str(copy), _MS_BIND | _MS_REC)
+    os.makedirs(f"{stage}{target[len(above) :]}")
+    _mount(str(stage), above, _MS_MOVE)
+
+
+def _libc() -> Any:
+    import ctypes  # a few milliseconds that only a container's process needs
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    import ctypes
+
+    if getattr(_libc(), name)(*arguments) != 0:
+        raise MountFailed(os.strerror(ctypes.get_errno()))
+
+
+def _mount(source: str, target: str, flags: int, kind: str | None = None, data: str | None = None) -> None:
+    import ctypes
+
+    _call(
+        "mount",
+        source.encode(),
+        target.encode(),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        data.encode() if data else None,
+    )
+
+
+def main(folder: Path) -> None:
+    """Run the container of this folder, unless somebody has said that nothing starts any more."""
+    identity = process_identity(os.getpid())
+    assert identity is not None
+    if not claim(folder, identity):
+        return
+    adopt_orphans()
+    supervisor = Supervisor(folder)
+    # From here on a cluster can find it again, and stop it.
+    os.write(1, BEGUN)
+    _redirect(os.devnull, 1)
+    supervisor.run()
+
+
+def fork_supervisors() -> None:
+    """Read folders, each with a null byte behind it, from stdin, and answer each: BEGUN, or another byte if it cannot."""
+    _libc()  # every fork has it then
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for them
+    rest = b""
+    while data := os.read(0, _READ_BYTES):
+        *folders, rest = (rest + data).split(b"\0")
+        for folder in folders:
+            os.write(1, _forked(Path(os.fsdecode(folder))) or b"?")
+
+
+def _forked(folder: Path) -> bytes:
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(reader)
+            _become_supervisor(folder, writer)
+        except BaseException:  # noqa: BLE001 - whatever happens, there is one process that forks
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        return os.read(reader, 1)
+    finally:
+        os.close(reader)
+
+
+def _become_supervisor(folder: Path, said: int) -> None:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.chdir(folder)
+    os.dup2(said, 1)
+    os.close(said)
+    _redirect(os.devnull, 0)
+    _redirect(str(folder / LAST_WORDS), 2)
+    main(folder)
+
+
+def _redirect(path: str, descriptor: int) -> None:
+    opened = os.open(
+        path, (os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT), 0o600
+    )
+    os.dup2(opened, descriptor)
+    os.close(opened)
+
+
+def start() -> None:
+    """What the program does, as its one argument says."""
+    {FORKS: fork_supervisors, MOUNT_PROBE: _enter_namespace}[sys.argv[1]]()

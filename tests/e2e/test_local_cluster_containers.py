@@ -1,0 +1,176 @@
+"""The local OpenPAI cluster with `--sandbox podman`: each task in a real container of its job's image."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from openpai_jobs import text_of
+from real_cluster import commands, end_processes_of, log, over, processes_of, run, running, settings, until
+from real_containers import Podman, why_not_here
+
+from nni_manager.local_openpai.errors import JobUnknown, LogUnknown
+from nni_manager.local_openpai.jobs import ExecutionType, RetryCounts, State
+from nni_manager.local_openpai.runner import _not_made
+from nni_manager.local_openpai.sandbox import SandboxMissing, registry_logins
+from nni_manager.local_openpai.settings import Sandbox, StorageSettings
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+PLUGINS = "com.microsoft.pai.runtimeplugin"
+
+
+@pytest.fixture(scope="module")
+def podman():
+    reason = why_not_here()
+    if reason is not None:
+        pytest.skip(reason)
+    return Podman(Path(sys.prefix) / "containers")
+
+
+@pytest.fixture
+def play(podman, tmp_path, monkeypatch):
+    """Plays a scenario on a cluster whose tasks are containers of the base image; afterwards there is none."""
+    image = podman.base()
+    for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"):
+        monkeypatch.setenv(name, podman.environ[name])
+
+    def containers():
+        return podman.run(
+            "podman", "ps", "--all", "--filter", "name=^openpai-", "--format", "{{.Names}}"
+        ).split()
+
+    def make(scenario, **changes):
+        async def bounded():
+            async with running(settings(tmp_path, sandbox=Sandbox.PODMAN, **changes)) as cluster:
+                await asyncio.wait_for(scenario(cluster, image), 200)
+
+        asyncio.run(bounded())
+        assert containers() == []
+
+    yield make
+    end_processes_of(tmp_path)
+    for name in containers():
+        podman.run("podman", "rm", "--force", name)
+
+
+def of(image, *lines, **top):
+    job = json.loads(commands(*lines, **top))
+    job["prerequisites"][0]["uri"] = image
+    return text_of(job).encode()
+
+
+def test_a_task_runs_in_its_image_with_its_variables_and_storages(play, tmp_path):
+    (tmp_path / "share").mkdir()
+    (tmp_path / "share/hello").write_text("from the storage\n")
+
+    async def scenario(cluster, image):
+        around = {
+            "plugin": "cmd",
+            "parameters": {"preCommands": ["echo before > /x"], "postCommands": ["echo after"]},
+        }
+        lines = [
+            "cat /x /mnt/nfs/hello",
+            "echo $PAI_JOB_NAME $PAI_WORK_DIR",
+            "ls -d /work || echo alone",
+            "echo bad >&2",
+        ]
+        detail = await run(
+            cluster, of(image, *lines, extras={"storages": [{"name": "nfs"}], PLUGINS: [around]})
+        )
+        assert detail.job.state is State.SUCCEEDED, detail.attempt.exit.diagnostics
+        assert await log(cluster) == "before\nfrom the storage\nalice~job /\nalone\n"
+        assert "bad\n" in await log(cluster, file="stderr")
+        assert "after\n" in await log(cluster, file="runtime.log")
+        failed = await run(cluster, of(image, "exit 42", name="failed"))
+        assert (failed.attempt.exit.code, failed.attempt.exit.origin_user_exit_code) == (255, 42)
+        killed = await run(cluster, of(image, "kill -SEGV $$", name="killed"))
+        assert killed.attempt.exit.code == 139
+
+    play(scenario, storages=(StorageSettings("nfs", tmp_path / "share"),))
+
+
+def test_a_stopped_container_has_its_grace_and_leaves_nothing(play, tmp_path):
+    async def scenario(cluster, image):
+        script = [
+            "setsid sleep 1000 &",
+            "trap 'echo saved; exit 0' TERM",
+            "echo ready",
+            "while true; do sleep 0.1; done",
+        ]
+        await cluster.submit("alice", of(image, *script))
+
+        async def is_ready():
+            try:
+                return "ready" in await log(cluster)
+            except (LogUnknown, JobUnknown):
+                return False
+
+        await until(is_ready)
+        await cluster.set_execution_type("alice", "alice", "job", ExecutionType.STOP)
+        detail = await over(cluster)
+        assert detail.job.state is State.STOPPED
+        assert await log(cluster) == "ready\nsaved\n"
+
+        async def is_quiet():
+            return processes_of(tmp_path) == []
+
+        await until(is_quiet)
+
+    play(scenario, grace_s=20.0)
+
+
+def test_an_image_that_cannot_be_had_ends_the_task_with_what_was_said(play):
+    async def scenario(cluster, _):
+        detail = await run(cluster, of("localhost:1/image:1", "true"))
+        assert (detail.job.state, detail.attempt.exit.code) == (State.FAILED, -1201)
+        assert "connection refused" in detail.attempt.exit.diagnostics
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("Error: initializing source docker://x/y:1: reading manifest 1 in x/y: manifest unknown", 254),
+        ("docker: Error response from daemon: pull access denied for y, repository does not exist", 254),
+        ("Error: pinging container registry x: connection refused", -1201),
+    ],
+)
+def test_an_image_that_is_not_there_has_a_code_of_its_own(tmp_path, said, code):
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime/current").write_text(said)
+    assert _not_made(tmp_path).code == code
+
+
+def test_a_container_whose_supervisor_is_killed_is_removed_and_tried_again(play, tmp_path):
+    async def scenario(cluster, image):
+        await cluster.submit(
+            "alice", of(image, '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || { echo on; sleep 1000; }')
+        )
+
+        async def is_on():
+            try:
+                return "on" in await log(cluster)
+            except (LogUnknown, JobUnknown):
+                return False
+
+        await until(is_on)
+        (document,) = (tmp_path / "state/containers").glob("*/process.json")
+        os.kill(json.loads(document.read_text())["pid"], 9)
+        detail = await over(cluster)
+        assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
+
+    play(scenario)
+
+
+def test_without_podman_and_docker_the_cluster_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxMissing, match="neither podman nor docker"):
+        asyncio.run(running(settings(tmp_path, sandbox=Sandbox.PODMAN)).__aenter__())
+
+
+def test_a_login_is_written_as_registries_want_it():
+    auth = {"username": "ada", "password": "p:w", "registryuri": "https://reg.example"}
+    assert json.loads(registry_logins(auth)) == {"auths": {"https://reg.example": {"auth": "YWRhOnA6dw=="}}}

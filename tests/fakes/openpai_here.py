@@ -1,0 +1,132 @@
+"""A local OpenPAI on a real socket, in a thread of the test, and its clients."""
+
+import asyncio
+import contextlib
+import functools
+import threading
+
+import requests
+from real_experiment import wait_until
+
+from nni_manager.local_openpai.accounts import Accounts, new_user
+from nni_manager.local_openpai.api import Api
+from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.jobs import ResourceCounts
+from nni_manager.local_openpai.settings import ClusterSettings, StorageSettings
+from nni_manager.serving import OWN_NAMES, HttpServer, listen
+
+JOBS = "/rest-server/api/v2/jobs"
+PASSWORDS = {"ada": "ada's password", "bob": "bob's password"}
+
+
+@contextlib.contextmanager
+def an_openpai_here(folder, **settings):
+    """OpenPAI over a real cluster with two storages, of which `team` is the default."""
+    for name in ("team", "data"):
+        (folder / name).mkdir()
+    storages = tuple(StorageSettings(name, folder / name, name == "team") for name in ("team", "data"))
+    default = {"default": ResourceCounts(cpu=4, memory_mb=16_384, gpu=0)}
+    here = OpenPaiHere(Cluster(ClusterSettings(folder / "state", default, storages, 2.0, **settings)))
+    try:
+        yield here
+        here.stop_all()
+    finally:
+        here.close()
+
+
+def refused(answer, status, code):
+    """The message of an answer that says no."""
+    document = answer.json()
+    assert (answer.status_code, document["code"]) == (status, code), answer.text
+    assert document.keys() == {"code", "message"}
+    return document["message"]
+
+
+@functools.cache
+def _users():
+    """Made once: hashing a password is slow on purpose."""
+    return [new_user(name, password, is_admin=name == "ada") for name, password in PASSWORDS.items()]
+
+
+class OpenPaiHere:
+    """Serves a cluster until it is closed. `ada` is the administrator, `bob` is not. `clock.now_s` may be moved."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.accounts = Accounts()
+        self.stored = []
+        for user in _users():
+            self.accounts.add_user(user)
+        self.now_s = 1_600_000_000.0
+        listener = listen("127.0.0.1", 0, "")
+        self.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        self.url = f"http://{self.address}"
+        api = Api(
+            cluster,
+            self.accounts,
+            lambda accounts: self.stored.append(accounts.to_json()),
+            self.address,
+            lambda: self.now_s,
+        )
+        self._server = HttpServer(api.app(OWN_NAMES))
+        self.loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
+        self._thread.start()
+        assert self._started.wait(30)
+
+    def _run(self, listener):
+        async def serve():
+            await self.cluster.start()
+            self._started.set()
+            try:
+                await self._server.serve(sockets=[listener])
+            finally:
+                await self.cluster.close()
+
+        with contextlib.closing(self.loop):
+            self.loop.run_until_complete(serve())
+
+    def close(self):
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def stop_all(self):
+        """End every job, and wait until it has."""
+        ada = self.client()
+        states = {"username": "ada,bob", "state": "WAITING,RUNNING,STOPPING"}
+        for job in ada.get(JOBS, params=states).json():
+            ada.put(f"{JOBS}/{job['username']}~{job['name']}/executionType", json={"value": "STOP"})
+        wait_until(lambda: not ada.get(JOBS, params=states).json(), "all jobs have ended")
+
+    def client(self, user="ada", application=True, token=None):
+        """A session of this user, by a token of this kind or by the token given; of nobody, with None for both."""
+        if token is None and user is not None:
+            token = self.accounts.issue(user, self.now_s, None if application else 3600)
+        return Client(self.url, token)
+
+
+class Client(requests.Session):
+    """The `requests` that every client of OpenPAI has, with the server's address and a token."""
+
+    def __init__(self, url, token):
+        super().__init__()
+        self.trust_env = False
+        self.root = url
+        self.token = token
+        if token is not None:
+            self.headers["Authorization"] = f"Bearer {token}"
+
+    def request(self, method, path, **options):
+        # Paths are sent as they are written, dots and all.
+        options.pop("allow_redirects", None)
+        request = requests.Request(method, self.root, **options)
+        prepared = self.prepare_request(request)
+        query = prepared.url.partition("?")[2]
+        prepared.url = self.root + path + (f"?{query}" if query else "")
+        return self.send(prepared, timeout=30)
+
+    def submit(self, text):
+        """POST a job."""
+        return self.post("/rest-server/api/v2/jobs", data=text, headers={"Content-Type": "text/yaml"})

@@ -1,0 +1,104 @@
+"""Real clusters for tests, and the processes they have started."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from openpai_jobs import WORKER, a_job, text_of
+
+from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.jobs import ResourceCounts
+from nni_manager.local_openpai.settings import ClusterSettings
+
+LARGE = {"default": ResourceCounts(cpu=64, memory_mb=1_000_000, gpu=4)}
+
+
+def settings(folder, **changes):
+    """Of a cluster with room for anything, which loses no time."""
+    return ClusterSettings(
+        **{"state_dir": folder / "state", "virtual_clusters": LARGE, "grace_s": 5.0, **changes}
+    )
+
+
+def commands(*lines, instances=1, name="job", **top):
+    """The text of a job of one role, `worker`, that runs these lines."""
+    return text_of(
+        a_job(((*WORKER, "commands"), list(lines)), ((*WORKER, "instances"), instances), name=name, **top)
+    ).encode()
+
+
+def roles(name="job", top=None, **by_name):
+    """The text of a job with these roles: their commands, or all that differs from the usual."""
+    base = a_job()["taskRoles"]["worker"]
+    made = {
+        role: {**base, "instances": 1, **(it if isinstance(it, dict) else {"commands": it})}
+        for role, it in by_name.items()
+    }
+    return text_of(a_job(name=name, taskRoles=made, **(top or {}))).encode()
+
+
+@contextlib.asynccontextmanager
+async def running(cluster_settings):
+    """A cluster that is started, and closed at the end. Its jobs are stopped before."""
+    cluster = Cluster(cluster_settings)
+    await cluster.start()
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+async def over(cluster, name="job", user="alice"):
+    """The job's detail once it is over."""
+    while (detail := await cluster.job(user, name)).job.completed_at_s is None:
+        await asyncio.sleep(0.01)
+    return detail
+
+
+async def run(cluster, text, user="alice"):
+    """Submit a job, and its detail once it is over."""
+    return await over(cluster, await cluster.submit(user, text), user)
+
+
+async def until(is_true):
+    """Return once it is."""
+    while not await is_true():
+        await asyncio.sleep(0.01)
+
+
+async def log(cluster, name="job", role="worker", index=0, file="stdout", attempt=0, task_attempt=0):
+    """All of a log as text."""
+    piece = await cluster.read_log(
+        "alice", name, attempt, role, index, task_attempt, file, offset=0, most_bytes=10**7
+    )
+    return piece.data.decode()
+
+
+def states(detail):
+    """The states of the tasks by role."""
+    return {role.name: [task.state.value for task in role.tasks] for role in detail.task_roles}
+
+
+def processes_of(folder):
+    """Numbers of the processes that containers of clusters below this folder have started, supervisors included."""
+    mark = os.fsencode(f"{folder}/")
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            process = Path("/proc", name)
+            stat = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            environ = (process / "environ").read_bytes()
+            is_task = b"FC_POD_UID=" in environ and mark in environ
+            is_supervisor = os.fsencode(os.readlink(process / "cwd")).startswith(mark)
+            if (is_task or is_supervisor) and stat not in "ZX":
+                found.append(int(name))
+    return found
+
+
+def end_processes_of(folder):
+    """Leave nothing behind."""
+    for pid in processes_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

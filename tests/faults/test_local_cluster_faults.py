@@ -1,0 +1,259 @@
+"""The local OpenPAI cluster killed, full, crowded: what it says of its jobs afterwards is true."""
+
+import asyncio
+import collections
+import json
+import os
+import random
+import resource
+import time
+
+import psutil
+import pytest
+from cluster_process import ClusterProcess
+from real_cluster import commands, end_processes_of, log, over, processes_of, roles, running, settings, until
+
+from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.core.job import Job
+from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
+from nni_manager.local_openpai.jobs import ResourceCounts, RetryCounts, State
+from nni_manager.local_openpai.store import Store
+
+
+@pytest.fixture
+def folder(tmp_path):
+    yield tmp_path
+    end_processes_of(tmp_path)
+
+
+def wait_for(what, within_s=30):
+    gives_up_at_s = time.monotonic() + within_s
+    while not (found := what()):
+        assert time.monotonic() < gives_up_at_s, "it did not come"
+        time.sleep(0.01)
+    return found
+
+
+def lines_of(path):
+    return path.read_text().split() if path.exists() else []
+
+
+def supervisor_of(folder, name):
+    """The pid of the supervisor of the only container of this job that is there."""
+    for document in (folder / "state/containers").glob("*/process.json"):
+        pid = json.loads(document.read_text())["pid"]
+        environ = psutil.Process(pid).children()[0].environ()
+        if environ["PAI_JOB_NAME"] == f"alice~{name}":
+            return pid
+    raise AssertionError(name)
+
+
+def test_what_happened_while_the_cluster_was_killed_is_known_to_the_next(folder):
+    """20 jobs run when it is killed. Some end meanwhile, some are killed, some go on, one is being stopped."""
+    begun = folder / "begun"
+    begin = f"echo $PAI_JOB_NAME >> {begun}"
+
+    def waits_for(file):
+        return f"until [ -e {folder}/{file} ]; do sleep 0.05; done"
+
+    texts = {f"on{number}": commands(begin, waits_for("go"), "echo went") for number in range(8)}
+    texts |= {f"fails{number}": commands(begin, waits_for("down"), "exit 42") for number in range(4)}
+    texts |= {
+        f"killed{number}": commands(begin, '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000')
+        for number in range(3)
+    }
+    pair = {"commands": [begin, waits_for("go")], "instances": 2}
+    texts |= {f"pair{number}": roles(worker=pair) for number in range(3)}
+    texts |= {"stopped": commands(begin, "trap 'sleep 1; exit 0' TERM", "while true; do sleep 0.02; done")}
+    texts |= {"ends": commands(begin, waits_for("down"), "echo done")}
+    assert len(texts) == 20
+    cluster = ClusterProcess(folder)
+    for name, text in texts.items():
+        job = json.loads(text)
+        cluster.order(submit=json.dumps({**job, "name": name}))
+    assert {cluster.answer() for _ in texts} == set(texts)
+    wait_for(lambda: len(lines_of(begun)) == 23)
+    supervisors = [supervisor_of(folder, f"killed{number}") for number in range(3)]
+    cluster.order(stop="stopped")
+    assert cluster.answer() == "stopped"
+    cluster.kill()
+    (folder / "down").touch()
+    for pid in supervisors:
+        os.kill(pid, 9)
+    # Four that fail and one that ends do so while nobody looks.
+    wait_for(lambda: len(list((folder / "state/containers").glob("*/exit.json"))) == 6)
+
+    async def look():
+        async with running(settings(folder)) as following:
+            for number in range(4):
+                detail = await over(following, f"fails{number}")
+                assert (detail.job.state, detail.attempt.exit.origin_user_exit_code) == (State.FAILED, 42)
+                assert detail.job.retries.total == 0
+            assert (await over(following, "ends")).job.state is State.SUCCEEDED
+            assert (await over(following, "stopped")).job.state is State.STOPPED
+            for number in range(3):
+                detail = await over(following, f"killed{number}")
+                assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
+            going_on = {job.name for job in await following.jobs() if job.state is State.RUNNING}
+            assert going_on == {name for name in texts if name.startswith(("on", "pair"))}
+            (folder / "go").touch()
+            for name in going_on:
+                detail = await over(following, name)
+                assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
+            assert await log(following, "on0") == "went\n"
+            assert (await following.virtual_clusters())[0].used == ResourceCounts(0, 0, 0)
+
+    asyncio.run(asyncio.wait_for(look(), 60))
+    counts = collections.Counter(lines_of(begun))
+    assert {name for name, count in counts.items() if count == 2} == {
+        f"alice~{name}" for name in texts if name.startswith(("pair", "killed"))
+    }
+    assert processes_of(folder) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wherever_it_is_killed_no_confirmed_job_is_lost_and_none_runs_twice_at_a_time(folder, seed):
+    """Killed again and again while jobs are submitted, start and end."""
+    chance = random.Random(seed)
+    ran = folder / "ran"
+    # A second run of the same attempt would find the folder.
+    line = f"mkdir {folder}/$PAI_JOB_NAME-$FC_FRAMEWORK_ATTEMPT_ID && sleep 0.0$RANDOM && echo $PAI_JOB_NAME >> {ran}"
+    confirmed, number = [], 0
+    for _ in range(3):
+        cluster = ClusterProcess(folder)
+        for _ in range(8):
+            cluster.order(submit=json.dumps({**json.loads(commands(line)), "name": f"j{number}"}))
+            number += 1
+        time.sleep(chance.random() * 0.6)  # the moment is the point
+        confirmed += cluster.kill()
+
+    async def look():
+        async with running(settings(folder)) as following:
+            jobs = await following.jobs()
+            assert set(confirmed) <= {job.name for job in jobs}
+            assert len({job.name for job in jobs}) == len(jobs)
+            for job in jobs:
+                detail = await over(following, job.name)
+                assert detail.job.state is State.SUCCEEDED, detail.attempt.exit
+                assert detail.job.retries.user == 0
+            return [job.name for job in jobs]
+
+    known = asyncio.run(asyncio.wait_for(look(), 60))
+    assert collections.Counter(lines_of(ran)) == collections.Counter(f"alice~{name}" for name in known)
+    assert processes_of(folder) == []
+
+
+def test_500_jobs_at_once_are_neither_lost_nor_doubled_and_memory_is_flat(folder):
+    ran = folder / "ran"
+    names = [f"j{number}" for number in range(500)]
+
+    def text(name):
+        return json.dumps({**json.loads(commands(f"echo {name} >> {ran}")), "name": name}).encode()
+
+    async def rss_mb():
+        return psutil.Process().memory_info().rss / 2**20
+
+    async def scenario():
+        place = {"default": ResourceCounts(8, 10**6, 0)}
+        async with running(settings(folder, virtual_clusters=place)) as cluster:
+            before_s = time.monotonic()
+            after = []
+            for begin in range(0, 500, 100):
+                found = await asyncio.gather(
+                    *(cluster.submit("alice", text(n)) for n in names[begin : begin + 100])
+                )
+                assert found == names[begin : begin + 100]
+                after.append(await rss_mb())
+            submitted_s = time.monotonic() - before_s
+
+            async def all_over():
+                return all(job.completed_at_s is not None for job in await cluster.jobs())
+
+            await until(all_over)
+            took_s = time.monotonic() - before_s
+            jobs = await cluster.jobs()
+            assert collections.Counter(job.name for job in jobs) == collections.Counter(names)
+            assert {job.state for job in jobs} == {State.SUCCEEDED}
+            for job in jobs[::25]:
+                assert (await cluster.job("alice", job.name)).job == job
+            print(
+                f"500 jobs: submitted in {submitted_s:.1f} s, over in {took_s:.1f} s, {after} MB, then {await rss_mb()}"
+            )
+            # Each job that waits is a few kilobytes; the text of none is kept.
+            assert after[-1] - after[0] < 20
+            assert await rss_mb() - after[0] < 20
+            assert not cluster._live
+            assert not cluster._containers
+            assert not cluster._ports
+
+    asyncio.run(asyncio.wait_for(scenario(), 150))
+    assert collections.Counter(lines_of(ran)) == collections.Counter(names)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert len(os.listdir("/proc/self/fd")) < min(soft, 60)
+
+
+def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch):
+    """The database refuses for a while, as one on a full disk does."""
+    is_full = False
+    commit, add_job = Store.commit, Store.add_job
+
+    def refuse(self, *arguments):
+        if is_full:
+            raise StateBusy("cannot write: database or disk is full; free some space")
+
+    def commit_or_refuse(self, writes):
+        refuse(self)
+        commit(self, writes)
+
+    def add_or_refuse(self, *arguments):
+        refuse(self)
+        return add_job(self, *arguments)
+
+    monkeypatch.setattr(Store, "commit", commit_or_refuse)
+    monkeypatch.setattr(Store, "add_job", add_or_refuse)
+
+    async def scenario():
+        nonlocal is_full
+        async with running(settings(folder)) as cluster:
+            await cluster.submit("alice", commands(f"until [ -e {folder}/go ]; do sleep 0.02; done"))
+
+            async def runs():
+                return (await cluster.job("alice", "job")).job.state is State.RUNNING
+
+            await until(runs)
+            is_full = True
+            with pytest.raises(StateBusy, match="disk is full"):
+                await cluster.submit("alice", commands("true", name="late"))
+            (folder / "go").touch()
+            await asyncio.to_thread(wait_for, lambda: list((folder / "state/containers").glob("*/exit.json")))
+            assert (await cluster.job("alice", "job")).job.state is State.RUNNING
+            is_full = False
+            assert (await over(cluster)).job.state is State.SUCCEEDED
+            assert [job.name for job in await cluster.jobs()] == ["job"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, caplog):
+    async def broken():
+        cluster = Cluster(settings(folder))
+        await cluster.start()
+        with monkeypatch.context() as patched:
+            patched.setattr(Job, "_start", lambda *_: 1 / 0)
+            await cluster.submit("alice", commands("sleep 0.3; echo ran"))
+            await asyncio.wait_for(cluster.wait_until_broken(), 10)
+        with pytest.raises(ClusterClosed):
+            await cluster.submit("alice", commands("true", name="late"))
+        assert len(await cluster.jobs()) == 1
+        with pytest.raises(ZeroDivisionError):
+            await cluster.close()
+
+    async def go_on():
+        async with running(settings(folder)) as cluster:
+            detail = await over(cluster)
+            assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
+            assert await log(cluster) == "ran\n"
+
+    asyncio.run(asyncio.wait_for(broken(), 30))
+    assert "the cluster stands still" in caplog.text
+    asyncio.run(asyncio.wait_for(go_on(), 30))

@@ -1,0 +1,907 @@
+"""Jobs on a real local OpenPAI cluster, each task a real process."""
+
+import asyncio
+import contextlib
+import http.server
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from openpai_jobs import WORKER, a_job, text_of
+from real_cluster import (
+    commands,
+    end_processes_of,
+    log,
+    over,
+    processes_of,
+    roles,
+    run,
+    running,
+    settings,
+    states,
+    until,
+)
+
+from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.errors import (
+    ClusterClosed,
+    JobExists,
+    JobInvalid,
+    JobTooLarge,
+    JobUnknown,
+    LogUnknown,
+    NotYours,
+    StateDirUnusable,
+    StillRunning,
+    StorageUnknown,
+    TagUnknown,
+    VirtualClusterUnknown,
+)
+from nni_manager.local_openpai.jobs import EventType, ExecutionType, ResourceCounts, RetryCounts, State
+from nni_manager.local_openpai.settings import StorageSettings
+
+GOLDEN = Path(__file__).parents[1] / "golden/openpai/jobs"
+PLUGINS = "com.microsoft.pai.runtimeplugin"
+STOP = ExecutionType.STOP
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Plays a scenario on a cluster of its own, within 60 s; afterwards nothing of it runs."""
+
+    def make(scenario, **changes):
+        async def bounded():
+            async with running(settings(tmp_path, **changes)) as cluster:
+                return await asyncio.wait_for(scenario(cluster), 60)
+
+        return asyncio.run(bounded())
+
+    yield make
+    end_processes_of(tmp_path)
+
+
+@pytest.fixture
+def finished(play):
+    """The detail of a job that has run to its end."""
+    return lambda text, **changes: play(lambda cluster: run(cluster, text), **changes)
+
+
+# ---- how jobs end
+
+
+def completion(min_failed=None, min_succeeded=None):
+    made = {"minFailedInstances": min_failed, "minSucceededInstances": min_succeeded}
+    return {key: value for key, value in made.items() if value is not None}
+
+
+BY_INDEX = 'exit "$PAI_TASK_INDEX"'
+FOR_EVER = "sleep 1000"
+
+
+@pytest.mark.parametrize(
+    ("policy", "instances", "command", "state", "code", "task_states"),
+    [
+        # The default: one failure fails the job, all successes make one.
+        (completion(), 3, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
+        (
+            completion(),
+            2,
+            f'[ "$PAI_TASK_INDEX" = 0 ] || {FOR_EVER}; false',
+            "FAILED",
+            255,
+            {"FAILED", "STOPPED"},
+        ),
+        # As many failures as it says, and no fewer.
+        (
+            completion(2, -1),
+            3,
+            f'[ "$PAI_TASK_INDEX" != 0 ] || {FOR_EVER}; false',
+            "FAILED",
+            255,
+            {"FAILED", "STOPPED"},
+        ),
+        (completion(3, -1), 3, BY_INDEX, "SUCCEEDED", 0, {"SUCCEEDED", "FAILED"}),
+        # As many successes as it says, and the rest is stopped.
+        (
+            completion(1, 1),
+            3,
+            f'[ "$PAI_TASK_INDEX" = 1 ] || {FOR_EVER}',
+            "SUCCEEDED",
+            0,
+            {"SUCCEEDED", "STOPPED"},
+        ),
+        # Failures do not matter, not even if all tasks fail.
+        (completion(-1, -1), 2, "false", "SUCCEEDED", 0, {"FAILED"}),
+        # Successes decide nothing; the last task does.
+        (completion(1, -1), 2, "true", "SUCCEEDED", 0, {"SUCCEEDED"}),
+    ],
+)
+def test_the_completion_policy_ends_a_job(finished, policy, instances, command, state, code, task_states):
+    role = {"commands": [command], "instances": instances, "completion": policy}
+    detail = finished(roles(worker=role))
+    assert (detail.job.state.value, detail.job.exit_code, detail.attempt.exit.code) == (state, code, code)
+    assert set(states(detail)["worker"]) == task_states
+
+
+def test_when_all_workers_have_succeeded_the_parameter_server_is_ended(finished):
+    detail = finished(roles(ps=[FOR_EVER], worker={"commands": ["true"], "instances": 2}))
+    assert detail.job.state is State.SUCCEEDED
+    assert states(detail) == {"ps": ["STOPPED"], "worker": ["SUCCEEDED", "SUCCEEDED"]}
+    assert (detail.attempt.trigger.role, detail.attempt.trigger.message) == (
+        "worker",
+        "SucceededTaskCount 2 has reached MinSucceededTaskCount 2 in the TaskRole",
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "origin"),
+    [
+        (["exit 0"], 0, 0),
+        (["exit 1"], 255, 1),
+        (["exit 42"], 255, 42),
+        (["exit 254"], 255, 254),
+        (["no-such-command-anywhere"], 220, 127),
+        (["echo $NOT_SET_ANYWHERE"], 255, 1),
+        (["false | true"], 255, 1),
+        (["false", "true"], 255, 1),
+        (["echo 'ImportError: torch' >&2; exit 1"], 232, 1),
+        (["echo 'ImportError: handled'"], 0, 0),
+        (["kill -SEGV $$"], 139, 139),
+        (["kill -FPE $$"], 136, 136),
+        (["kill -USR1 $$"], 255, 138),
+        (["cat <<'EOF'", "a # b \\", "EOF", "exit 3"], 255, 3),
+    ],
+)
+def test_the_exit_code_is_that_of_openpai_and_the_users_own_is_kept(finished, lines, code, origin):
+    detail = finished(commands(*lines))
+    task = detail.task_roles[0].tasks[0]
+    assert (task.attempt.exit.code, detail.job.exit_code) == (code, code)
+    assert task.attempt.exit.origin_user_exit_code == origin
+
+
+def plugin(**parameters):
+    return {"extras": {PLUGINS: [{"plugin": "cmd", "parameters": parameters}]}}
+
+
+def test_what_runs_around_the_commands_runs_in_order_and_only_after_a_success(play):
+    async def scenario(cluster):
+        around = plugin(preCommands=["echo before > f"], postCommands=["cat f; echo after"])
+        detail = await run(cluster, commands("cat f", **around))
+        assert detail.job.state is State.SUCCEEDED
+        assert await log(cluster) == "before\n"
+        told = await log(cluster, file="runtime.log")
+        assert "before\nafter\n" in told
+        failed = await run(cluster, commands("exit 7", name="failed", **around))
+        assert failed.job.exit_code == 255
+        assert "after" not in await log(cluster, "failed", file="runtime.log")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("when", "origin"), [("preCommands", None), ("postCommands", 0)])
+def test_a_failure_around_the_commands_fails_the_task_and_the_diagnostics_say_so(finished, when, origin):
+    detail = finished(commands("echo ran", **plugin(**{when: ["exit 9"]})))
+    ended = detail.attempt.exit
+    assert (ended.code, ended.origin_user_exit_code) == (255, origin)
+    assert "failed with exit code 9" in ended.diagnostics
+
+
+def test_the_last_words_are_in_the_diagnostics(finished):
+    detail = finished(commands("echo one", "echo two >&2", "exit 5"))
+    words = detail.attempt.exit.diagnostics
+    assert "the commands ended with exit code 5" in words
+    assert {"one", "two"} <= set(words.splitlines())
+
+
+# ---- retries
+
+ATTEMPTS = 'echo "$FC_FRAMEWORK_ATTEMPT_ID $FC_TASK_ATTEMPT_ID"'
+
+
+def test_a_job_is_tried_again_as_often_as_it_says(play):
+    async def scenario(cluster):
+        once = '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 2 ]'
+        detail = await run(cluster, commands(ATTEMPTS, once, jobRetryCount=3))
+        assert (detail.job.state, detail.job.attempt_id) == (State.SUCCEEDED, 2)
+        assert detail.job.retries == RetryCounts(user=2)
+        attempts = await cluster.job_attempts("alice", "job")
+        assert [each.attempt_id for each in attempts] == [2, 1, 0]
+        assert [each.exit.code for each in attempts] == [0, 255, 255]
+        assert [await log(cluster, attempt=number) for number in range(3)] == ["0 0\n", "1 0\n", "2 0\n"]
+        assert (await cluster.job("alice", "job", 1)).attempt.state is State.FAILED
+
+    play(scenario)
+
+
+def test_a_job_fails_when_its_retries_are_used_up(finished):
+    detail = finished(commands("false", jobRetryCount=1))
+    assert (detail.job.state, detail.job.retries) == (State.FAILED, RetryCounts(user=1))
+
+
+def test_what_the_platform_caused_is_tried_again_without_being_counted(finished):
+    detail = finished(commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || kill -KILL $$'))
+    assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
+
+
+def test_what_the_platform_causes_for_ever_ends_after_some_tries(finished):
+    detail = finished(commands("kill -TERM $$"), most_platform_retries=2)
+    assert (detail.job.state, detail.job.exit_code) == (State.FAILED, 143)
+    assert detail.job.retries == RetryCounts(platform=2)
+
+
+def test_a_user_mistake_is_not_tried_again(finished):
+    detail = finished(commands("no-such-command-anywhere", jobRetryCount=5))
+    assert (detail.job.state, detail.job.retries.total) == (State.FAILED, 0)
+
+
+def test_without_a_gang_a_task_is_tried_again_by_itself(play):
+    async def scenario(cluster):
+        role = {
+            "commands": [ATTEMPTS, '[ "$FC_TASK_ATTEMPT_ID" = 1 ]'],
+            "instances": 2,
+            "taskRetryCount": 2,
+            "completion": completion(1, -1),
+        }
+        detail = await run(cluster, roles(worker=role, top={"extras": {"gangAllocation": False}}))
+        assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
+        task, attempts = await cluster.task_attempts("alice", "job", 0, "worker", 1)
+        assert task.retries == RetryCounts(user=1)
+        assert [(each.attempt_id, each.exit.code, each.state) for each in attempts] == [
+            (1, 0, State.SUCCEEDED),
+            (0, 255, State.FAILED),
+        ]
+        assert await log(cluster, index=1, task_attempt=1) == "0 1\n"
+
+    play(scenario)
+
+
+# ---- tasks that talk
+
+SERVER = """\
+import os, socket
+port = int(os.environ["PAI_PORT_LIST_ps_0_sync"])
+listener = socket.create_server(("", port))
+got = []
+for _ in range(2):
+    connection, _ = listener.accept()
+    got.append(connection.recv(100).decode())
+    connection.sendall(b"thanks")
+    connection.close()
+print(sorted(got))
+"""
+WORKER_CODE = """\
+import os, socket, time
+address = os.environ["PAI_HOST_IP_ps_0"], int(os.environ["PAI_PORT_LIST_ps_0_sync"])
+while True:
+    try:
+        connection = socket.create_connection(address)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.02)
+connection.sendall(f"worker {os.environ['PAI_TASK_INDEX']}".encode())
+assert connection.recv(100) == b"thanks"
+"""
+
+
+def python(code):
+    return [f"cat > program.py <<'END'\n{code}END", "python3 program.py"]
+
+
+def test_two_roles_talk_over_tcp_through_what_the_environment_says(play):
+    async def scenario(cluster):
+        resources = {"cpu": 1, "memoryMB": 10, "gpu": 0, "ports": {"sync": 1}}
+        text = roles(
+            ps={
+                "commands": python(SERVER),
+                "resourcePerInstance": resources,
+                "completion": completion(1, -1),
+            },
+            worker={"commands": python(WORKER_CODE), "instances": 2, "completion": completion(1, -1)},
+        )
+        detail = await run(cluster, text)
+        assert states(detail) == {"ps": ["SUCCEEDED"], "worker": ["SUCCEEDED", "SUCCEEDED"]}
+        assert await log(cluster, role="ps") == "['worker 0', 'worker 1']\n"
+
+    play(scenario)
+
+
+def test_no_two_tasks_have_the_same_port_and_one_that_listens_is_left_alone(play):
+    async def scenario(cluster):
+        ports = {"cpu": 1, "memoryMB": 10, "gpu": 0, "ports": {"many": 5}}
+        role = {"commands": [FOR_EVER], "instances": 6, "resourcePerInstance": ports}
+        await cluster.submit("alice", roles(worker=role))
+        await until(lambda: runs(cluster))
+        (found,) = (await cluster.job("alice", "job")).task_roles
+        held = [port for task in found.tasks for numbers in task.attempt.ports.values() for port in numbers]
+        assert len(set(held)) == len(held) == 6 * 7
+        # 45 ports, of which 42 are held.
+        await cluster.submit("alice", roles(name="two", worker={**role, "instances": 1}))
+        crowded = await over(cluster, "two")
+        assert crowded.task_roles[0].tasks[0].attempt.exit.code == 253
+        assert "free some ports" in crowded.attempt.exit.diagnostics
+        await stop(cluster)
+
+    play(scenario, first_port=39000, end_port=39045, most_platform_retries=1)
+
+
+async def runs(cluster, name="job"):
+    return (await cluster.job("alice", name)).job.state is State.RUNNING
+
+
+async def stop(cluster, name="job"):
+    await cluster.set_execution_type("alice", "alice", name, STOP)
+    return await over(cluster, name)
+
+
+# ---- stopping
+
+DAEMONS = """\
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.close(1), os.close(2)
+            time.sleep(1000)
+        os._exit(0)
+if os.fork() == 0:
+    time.sleep(1000)
+time.sleep(1000)
+"""
+
+
+def test_a_stopped_job_leaves_no_process_however_it_hides(play, tmp_path):
+    async def scenario(cluster):
+        await cluster.submit("alice", commands(*python(DAEMONS)))
+
+        async def are_there():
+            return len(processes_of(tmp_path)) >= 7  # supervisor, bash, Python, one child, three daemons
+
+        await until(are_there)
+        detail = await stop(cluster)
+        assert (detail.job.state, detail.job.exit_code, detail.job.execution_type) == (
+            State.STOPPED,
+            -210,
+            STOP,
+        )
+        assert processes_of(tmp_path) == []
+
+    play(scenario, grace_s=0.3)
+
+
+def test_a_stopped_task_has_its_grace(play):
+    async def scenario(cluster):
+        await cluster.submit(
+            "alice", commands("trap 'sleep 0.3; echo saved; exit 0' TERM", "echo ready", "sleep 1000 & wait")
+        )
+
+        async def is_ready():
+            with contextlib.suppress(LogUnknown, JobUnknown):
+                return "ready" in await log(cluster)
+
+        await until(is_ready)
+        detail = await stop(cluster)
+        assert detail.job.state is State.STOPPED
+        assert await log(cluster) == "ready\nsaved\n"
+
+    play(scenario)
+
+
+def test_a_job_that_waits_in_the_queue_is_stopped_at_once(play):
+    async def scenario(cluster):
+        await cluster.submit("alice", commands(FOR_EVER))
+        await cluster.submit("alice", commands(FOR_EVER, name="waits"))
+        detail = await stop(cluster, "waits")
+        assert (detail.job.state, detail.job.launched_at_s) == (State.STOPPED, None)
+        await stop(cluster)
+
+    play(scenario, virtual_clusters={"default": ResourceCounts(1, 2000, 0)})
+
+
+def test_what_the_commands_leave_behind_does_not_keep_the_task_alive(finished, tmp_path):
+    detail = finished(commands("sleep 1000 &", "setsid sleep 1000 &", "echo done"))
+    assert detail.job.state is State.SUCCEEDED
+    assert processes_of(tmp_path) == []
+
+
+# ---- the queue
+
+
+def test_jobs_wait_for_gpus_and_each_has_its_own(play):
+    async def scenario(cluster):
+        role = {
+            "commands": ['echo "$CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES"', "sleep 0.2"],
+            "resourcePerInstance": {"cpu": 0, "memoryMB": 0, "gpu": 2},
+        }
+        names = [f"j{number}" for number in range(4)]
+        for name in names:
+            await cluster.submit("alice", roles(name=name, worker=role))
+        found = [await over(cluster, name) for name in names]
+        assert {await log(cluster, name) for name in names} == {"0,1 0,1\n", "2,3 2,3\n"}
+        # In the order of submission, two at a time.
+        began = [detail.job.launched_at_s for detail in found]
+        ended = [detail.job.completed_at_s for detail in found]
+        assert max(began[:2]) < min(began[2:])
+        assert min(ended[:2]) <= min(began[2:])
+
+    play(scenario)
+
+
+def test_virtual_clusters_say_what_they_have_and_who_waits(play):
+    async def scenario(cluster):
+        await cluster.submit("alice", commands(FOR_EVER, defaults={"virtualCluster": "small"}))
+        await cluster.submit("alice", commands(FOR_EVER, name="b", defaults={"virtualCluster": "small"}))
+        await until(lambda: runs(cluster))
+        large, small = await cluster.virtual_clusters()
+        assert (large.name, large.used.cpu, large.waiting_jobs) == ("default", 0, 0)
+        assert (small.name, small.capacity.cpu, small.used.cpu, small.waiting_jobs) == ("small", 1, 1, 1)
+        await stop(cluster, "b")
+        await stop(cluster)
+        assert (await cluster.virtual_clusters())[1].used == ResourceCounts(0, 0, 0)
+
+    both = {"default": ResourceCounts(4, 4000, 0), "small": ResourceCounts(1, 1024, 0)}
+    play(scenario, virtual_clusters=both)
+
+
+# ---- storage, secrets, logs, notifications
+
+CAN_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
+def test_a_storage_is_where_the_job_wants_it_and_nowhere_else(play, tmp_path):
+    (tmp_path / "share").mkdir()
+    (tmp_path / "share/hello").write_text("from the storage")
+    (tmp_path / "fixed").mkdir()
+    storages = (
+        StorageSettings("nfs", tmp_path / "share"),
+        StorageSettings("fixed", tmp_path / "fixed", is_default=False, is_read_only=True),
+    )
+
+    async def scenario(cluster):
+        assert [each.is_mounted for each in await cluster.storages()] == [True, True]
+        wanted = [{"name": "nfs", "mountPath": "/mnt/deep/er"}, {"name": "fixed"}]
+        lines = ["cat /mnt/deep/er/hello", "echo new > /mnt/deep/er/new", "! echo x > /mnt/fixed/x"]
+        detail = await run(cluster, commands(*lines, extras={"storages": wanted}))
+        assert detail.job.state is State.SUCCEEDED, detail.attempt.exit.diagnostics
+        assert await log(cluster) == "from the storage"
+        usual = await run(cluster, commands("ls /mnt/nfs", name="usual", extras={"storages": []}))
+        assert usual.job.state is State.SUCCEEDED
+        without = await run(cluster, commands("! ls /mnt/nfs", name="without"))
+        assert without.job.state is State.SUCCEEDED
+
+    play(scenario, storages=storages)
+    assert (tmp_path / "share/new").read_text() == "new\n"
+    assert not Path("/mnt/deep").exists()
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="this kernel, or this user, makes no mount namespaces")
+def test_a_storage_that_would_hide_the_cluster_is_not_mounted_and_the_log_says_where_it_is(play, tmp_path):
+    (tmp_path / "share").mkdir()
+
+    async def scenario(cluster):
+        wanted = {"storages": [{"name": "nfs", "mountPath": str(tmp_path)}]}
+        detail = await run(cluster, commands("true", extras=wanted))
+        assert detail.job.state is State.SUCCEEDED
+        told = await log(cluster, file="runtime.log")
+        assert f"cannot show storage nfs at {tmp_path}" in told
+        assert f"it is at {tmp_path}/share" in told
+
+    play(scenario, storages=(StorageSettings("nfs", tmp_path / "share"),))
+
+
+def test_a_secret_is_used_and_shown_nowhere(play, tmp_path):
+    async def scenario(cluster):
+        text = commands(
+            "set -x; token='<% $secrets.token %>'; [ ${#token} = 13 ]; echo $token",
+            "printf %s ${token:0:9} >&2; sleep 0.1; printf %s ${token:9} >&2; exit 42",
+            secrets={"token": "correct-horse"},
+        )
+        detail = await run(cluster, text)
+        assert detail.attempt.exit.origin_user_exit_code == 42
+        assert "******" in await log(cluster)
+        assert "correct-horse" not in await cluster.config_text("alice", "job")
+
+        async def is_tidy():
+            return not list((tmp_path / "state/containers").iterdir())
+
+        await until(is_tidy)
+
+    play(scenario)
+    files = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert len(files) >= 5
+    assert not [path for path in files if b"correct-horse" in path.read_bytes()]
+
+
+def test_the_config_is_what_was_submitted_but_for_the_secrets(play):
+    async def scenario(cluster):
+        text = (GOLDEN / "parameters_and_secrets.yaml").read_text()
+        name = await cluster.submit("alice", text.encode())
+        shown = await cluster.config_text("alice", name)
+        head, _, rest = text.partition("secrets:")
+        assert shown.startswith(f'{head}secrets: "******"')
+        assert rest.splitlines()[-1] in shown
+        await stop(cluster, name)
+
+    play(scenario)
+
+
+def test_logs_are_read_by_their_names_and_in_pieces(play):
+    async def scenario(cluster):
+        lines = ["for i in $(seq 1000 1300); do echo line $i; done", "echo bad >&2"]
+        await run(cluster, commands(*lines))
+        task = ("alice", "job", 0, "worker", 0, 0)
+        found = {each.name: each.size_bytes for each in await cluster.log_files(*task)}
+        assert found["stdout"] <= 1000 == found["stdout.1"] == found["stdout.2"]
+        assert {"stderr", "all", "all.1", "runtime.log"} <= set(found)
+        assert "stdout.3" not in found
+        end = await cluster.read_log(*task, "stdout", most_bytes=10)
+        assert end.data == b"line 1300\n"
+        assert end.offset + 10 == end.size_bytes
+        following = await cluster.read_log(*task, "stdout", offset=end.size_bytes)
+        assert following.data == b""
+        everything = "".join([await log(cluster, file=name) for name in ("stdout.2", "stdout.1", "stdout")])
+        assert everything.endswith("line 1299\nline 1300\n")
+
+    play(scenario, log_file_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    "name", ["../stdout", "/etc/passwd", "stdout/../../x", "", "stdout.9", "user-stdout/current"]
+)
+def test_a_log_has_no_other_name(play, name):
+    async def scenario(cluster):
+        await run(cluster, commands("true"))
+        with pytest.raises(LogUnknown, match="cannot find the log"):
+            await cluster.read_log("alice", "job", 0, "worker", 0, 0, name)
+
+    play(scenario)
+
+
+class Hook(http.server.ThreadingHTTPServer):
+    """Remembers what it was told; refuses the first time."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), HookHandler)
+        self.told = []
+        self.refused = False
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+
+class HookHandler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_first, self.server.refused = not self.server.refused, True
+        if not is_first:
+            self.server.told.append(body)
+        self.send_response(503 if is_first else 204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+def test_the_changes_a_job_names_reach_the_webhook_and_the_file(play, tmp_path):
+    hook = Hook()
+
+    async def scenario(cluster):
+        wanted = {"running": True, "succeeded": True, "retried": True}
+        again = '[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ]'
+        text = commands(again, jobRetryCount=1, extras={"jobStatusChangeNotification": wanted})
+        await run(cluster, text)
+        await run(cluster, commands("true", name="silent"))
+
+        async def is_told():
+            return len(hook.told) >= 4
+
+        await until(is_told)
+
+    play(scenario, notification_url=hook.url, notification_file=tmp_path / "told")
+    hook.shutdown()
+    hook.server_close()
+    changes = ["running", "retried", "running", "succeeded"]
+    assert [told["change"] for told in hook.told] == changes
+    assert {told["job"] for told in hook.told} == {"job"}
+    in_file = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [told["change"] for told in in_file] == changes
+    assert (in_file[-1]["user"], in_file[-1]["exit_code"]) == ("alice", 0)
+
+
+# ---- what is refused
+
+
+def refused(play, text, error, match, **changes):
+    async def scenario(cluster):
+        with pytest.raises(error, match=match) as caught:
+            await cluster.submit("alice", text)
+        assert await cluster.jobs() == []
+        return caught.value
+
+    return play(scenario, **changes)
+
+
+def test_a_job_that_cannot_run_is_refused_with_all_mistakes(play):
+    text = text_of(a_job(((*WORKER, "instances"), 0), ((*WORKER, "commands"), []), name="no~tilde")).encode()
+    error = refused(play, text, JobInvalid, "cannot use")
+    assert len(error.mistakes) == 3
+    assert len(json.loads(error.response_message)) == 3
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"a: [", b"", b"- 1"])
+def test_what_is_no_job_is_refused(play, text):
+    refused(play, text, JobInvalid, "cannot")
+
+
+def test_a_job_names_what_is_there(play):
+    elsewhere = commands("true", defaults={"virtualCluster": "gpu"})
+    refused(play, elsewhere, VirtualClusterUnknown, "cannot find virtual cluster gpu; use one of default")
+    unknown = commands("true", extras={"storages": [{"name": "x"}]})
+    refused(play, unknown, StorageUnknown, "cannot find storage x; there is none")
+
+
+def test_a_job_that_can_never_fit_is_refused_with_what_there_is(play):
+    text = commands("true", instances=5)
+    refused(
+        play,
+        text,
+        JobTooLarge,
+        "default has 4 CPUs",
+        virtual_clusters={"default": ResourceCounts(4, 9999, 0)},
+    )
+
+    async def scenario(cluster):
+        alone = commands("true", instances=5, extras={"gangAllocation": False})
+        assert (await run(cluster, alone)).job.state is State.SUCCEEDED
+
+    play(scenario, virtual_clusters={"default": ResourceCounts(4, 9999, 0)})
+
+
+def test_a_name_is_taken_once_for_each_user_until_its_job_is_deleted(play):
+    async def scenario(cluster):
+        await cluster.submit("alice", commands(FOR_EVER))
+        with pytest.raises(JobExists, match="alice~job"):
+            await cluster.submit("alice", commands("true"))
+        await run(cluster, commands("true"), "bob")
+        with pytest.raises(StillRunning, match="stop it first"):
+            await cluster.delete("alice", "alice", "job")
+        await stop(cluster)
+        await cluster.delete("alice", "alice", "job")
+        with pytest.raises(JobUnknown):
+            await cluster.job("alice", "job")
+        assert [job.user for job in await cluster.jobs()] == ["bob"]
+        assert (await run(cluster, commands("true"))).job.state is State.SUCCEEDED
+
+    play(scenario)
+
+
+def test_jobs_of_others_are_for_looking_at(play):
+    async def scenario(cluster):
+        await cluster.submit("alice", commands(FOR_EVER))
+        for change in (
+            cluster.set_execution_type("bob", "alice", "job", STOP),
+            cluster.delete("bob", "alice", "job"),
+            cluster.add_tag("bob", "alice", "job", "t"),
+            cluster.remove_tag("bob", "alice", "job", "t"),
+        ):
+            with pytest.raises(NotYours, match="alice~job"):
+                await change
+        assert (await cluster.job("alice", "job")).job.user == "alice"
+        await cluster.set_execution_type("root", "alice", "job", STOP, is_admin=True)
+        assert (await over(cluster)).job.state is State.STOPPED
+
+    play(scenario)
+
+
+def test_what_is_not_there_is_unknown(play):
+    async def scenario(cluster):
+        await run(cluster, commands("true"))
+        for question in (
+            cluster.job("alice", "nothing"),
+            cluster.job("alice", "job", 7),
+            cluster.config_text("bob", "job"),
+            cluster.events("alice", "nothing"),
+            cluster.job_attempts("alice", "nothing"),
+            cluster.task_attempts("alice", "job", 0, "worker", 5),
+            cluster.log_files("alice", "job", 0, "nobody", 0, 0),
+            cluster.set_execution_type("alice", "alice", "nothing", STOP),
+        ):
+            with pytest.raises(JobUnknown, match="cannot find"):
+                await question
+
+    play(scenario)
+
+
+def test_tags_come_and_go(play):
+    async def scenario(cluster):
+        await run(cluster, commands("true"))
+        for tag in ("b", "a", "b"):
+            await cluster.add_tag("alice", "alice", "job", tag)
+        await cluster.remove_tag("alice", "alice", "job", "b")
+        with pytest.raises(TagUnknown, match="has a"):
+            await cluster.remove_tag("alice", "alice", "job", "b")
+        (job,) = await cluster.jobs()
+        assert job.tags == (await cluster.job("alice", "job")).job.tags == ("a",)
+
+    play(scenario)
+
+
+def test_start_does_not_bring_a_stopped_job_back(play):
+    async def scenario(cluster):
+        await cluster.submit("alice", commands(FOR_EVER))
+        await stop(cluster)
+        await cluster.set_execution_type("alice", "alice", "job", ExecutionType.START)
+        assert (await cluster.job("alice", "job")).job.state is State.STOPPED
+
+    play(scenario)
+
+
+def test_events_tell_what_happened(play):
+    async def scenario(cluster):
+        await run(cluster, commands("exit 3", "echo <% $parameters.nobody %>"))
+        reasons = [event.reason for event in await cluster.events("alice", "job")]
+        assert {"Scheduled", "Started", "PAIRuntimeUnknownFailed", "Unclear"} == set(reasons)
+        warnings = await cluster.events("alice", "job", EventType.WARNING)
+        assert {event.reason for event in warnings} == {"PAIRuntimeUnknownFailed", "Unclear"}
+
+    play(scenario)
+
+
+def test_a_folder_belongs_to_one_cluster(play, tmp_path):
+    async def scenario(_):
+        with pytest.raises(StateDirUnusable, match="another cluster does"):
+            await Cluster(settings(tmp_path)).start()
+
+    play(scenario)
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(StateDirUnusable, match="choose another state directory"):
+        asyncio.run(Cluster(settings(tmp_path)).start())
+
+
+def test_a_cluster_that_is_closed_says_so(tmp_path):
+    async def scenario():
+        async with running(settings(tmp_path)) as cluster:
+            pass
+        with pytest.raises(ClusterClosed):
+            await cluster.submit("alice", commands("true"))
+        with pytest.raises(ClusterClosed):
+            await cluster.jobs()
+
+    asyncio.run(scenario())
+
+
+# ---- the examples of OpenPAI's documentation
+
+
+def test_the_notification_example_of_the_documentation_runs(finished):
+    assert finished((GOLDEN / "notification.yaml").read_bytes()).job.state is State.SUCCEEDED
+
+
+def test_a_parameter_and_a_secret_reach_the_commands(play):
+    async def scenario(cluster):
+        text = commands(
+            "echo <% $parameters.lr %>; echo -n <% $secrets.token %> | wc -c",
+            parameters={"lr": 1e-4},
+            secrets={"token": "a&b'c"},
+        )
+        await run(cluster, text.replace(b"<% $secrets.token %>", b'\\"<% $secrets.token %>\\"'))
+        assert (await log(cluster)).split() == ["0.0001", "5"]
+
+    play(scenario)
+
+
+def test_the_infiniband_example_of_the_documentation_is_refused_with_its_line(play):
+    text = (GOLDEN / "infiniband.yaml").read_bytes()
+    refused(play, text, JobInvalid, "line 11, column 3: cannot read the job")
+
+
+def test_prerequisites_run_before_the_commands_in_order_and_after_them_in_reverse(play):
+    def cmd(name, require=()):
+        events = [
+            {"event": "taskStarts", "commands": [f"echo {name} >> order"]},
+            {"event": "taskSucceeds", "commands": [f"echo {name} >> order", "cat order"]},
+        ]
+        plug = "com.microsoft.pai.runtimeplugin.cmd"
+        return {"name": name, "type": "script", "plugin": plug, "callbacks": events, "require": list(require)}
+
+    async def scenario(cluster):
+        job = a_job(((*WORKER, "prerequisites"), ["b", "c"]), ((*WORKER, "commands"), ["cat order"]))
+        job["taskRoles"]["worker"]["instances"] = 1
+        job["prerequisites"] += [cmd("a"), cmd("b", ["a"]), cmd("c")]
+        assert (await run(cluster, text_of(job).encode())).job.state is State.SUCCEEDED
+        assert (await log(cluster)).split() == ["a", "b", "c"]
+        told = (await log(cluster, file="runtime.log")).split()
+        assert "".join(word for word in told if word in "abc").endswith("abccba")
+
+    play(scenario)
+
+
+def test_closing_leaves_jobs_running_and_the_next_cluster_goes_on_with_them(play, tmp_path):
+    async def begin(cluster):
+        await cluster.submit("alice", commands("until [ -f go ]; do sleep 0.02; done", "echo went"))
+        await until(lambda: runs(cluster))
+
+    async def go_on(cluster):
+        (work,) = (tmp_path / "state/containers").glob("*/work")
+        assert (await cluster.job("alice", "job")).job.state is State.RUNNING
+        (work / "go").touch()
+        detail = await over(cluster)
+        assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
+        assert await log(cluster) == "went\n"
+
+    play(begin)
+    assert processes_of(tmp_path)
+    play(go_on)
+
+
+def test_a_task_whose_supervisor_is_killed_is_tried_again_and_leaves_nothing(play, tmp_path):
+    async def scenario(cluster):
+        await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
+        await until(lambda: runs(cluster))
+
+        async def began():
+            return bool(list((tmp_path / "state/logs").rglob("user-stdout/current")))
+
+        await until(began)
+        (document,) = (tmp_path / "state/containers").glob("*/process.json")
+        os.kill(json.loads(document.read_text())["pid"], 9)
+        detail = await over(cluster)
+        assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
+        first = (await cluster.job("alice", "job", 0)).attempt.exit
+        assert (first.code, "supervisor was killed" in first.diagnostics) == (137, True)
+        assert processes_of(tmp_path) == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        ({"default": ResourceCounts(1, 2000, 0)}, "has become too small"),
+        ({"other": ResourceCounts(9, 9999, 0)}, "is gone"),
+    ],
+)
+def test_a_job_that_waits_for_what_a_later_cluster_has_not_ends_and_says_so(play, left, why):
+    async def begin(cluster):
+        await cluster.submit("alice", commands("sleep 0.5", instances=2))
+        await cluster.submit("alice", commands("true", instances=2, name="waits"))
+        await until(lambda: runs(cluster))
+
+    async def go_on(cluster):
+        detail = await over(cluster, "waits")
+        assert (detail.job.state, detail.job.exit_code) == (State.FAILED, -1005)
+        assert why in detail.attempt.exit.diagnostics
+        assert (await over(cluster)).job.state is State.SUCCEEDED
+        after = commands("true", name="after", defaults={"virtualCluster": next(iter(left))})
+        assert (await run(cluster, after)).job.state is State.SUCCEEDED
+
+    play(begin, virtual_clusters={"default": ResourceCounts(2, 4000, 0)})
+    play(go_on, virtual_clusters=left)
+
+
+def test_a_storage_that_a_later_cluster_has_not_is_missed(play, tmp_path):
+    (tmp_path / "share").mkdir()
+    one = {"default": ResourceCounts(1, 4000, 0)}
+
+    async def begin(cluster):
+        await cluster.submit("alice", commands("sleep 0.3"))
+        await cluster.submit("alice", commands("true", name="waits", extras={"storages": [{"name": "nfs"}]}))
+        await until(lambda: runs(cluster))
+
+    async def go_on(cluster):
+        detail = await over(cluster, "waits")
+        assert (detail.job.state, detail.job.exit_code) == (State.FAILED, -120)
+        assert "storage nfs is gone" in detail.attempt.exit.diagnostics
+
+    play(begin, virtual_clusters=one, storages=(StorageSettings("nfs", tmp_path / "share"),))
+    play(go_on, virtual_clusters=one)

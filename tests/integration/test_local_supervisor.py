@@ -1,0 +1,148 @@
+"""The supervisor of a container by itself: what it does with what it is given, whoever started it."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from nni_manager.local_openpai.starter import NotStarted, Starter, program
+from nni_manager.local_openpai.supervisor import BEGUN, FORKS, claim
+
+SETPRIV = shutil.which("setpriv")
+USER_NAMESPACES = (
+    subprocess.run(["unshare", "--user", "--mount", "true"], capture_output=True).returncode == 0
+    if shutil.which("unshare")
+    else False
+)
+
+
+def forked(folder, before=()):
+    """What the process that forks answers."""
+    asked = os.fsencode(folder) + b"\0"
+    done = subprocess.run([*before, *program(FORKS)], input=asked, capture_output=True, timeout=30)
+    assert (done.stderr, done.returncode) == (b"", 0)
+    return done.stdout
+
+
+@pytest.fixture
+def container(tmp_path):
+    """Runs a container with this script, and gives the record of its end."""
+
+    def run(script, before=(), mounts=(), **spec):
+        folder = tmp_path / "containers/c"
+        folder.mkdir(parents=True)
+        (folder / "user.sh").write_text(script)
+        document = {
+            "stages": [["user", str(folder / "user.sh")]],
+            "environ": dict(os.environ),
+            "work_dir": str(folder),
+            "logs": str(tmp_path / "logs"),
+            "log_file_bytes": 10**6,
+            "old_log_files": 2,
+            "grace_s": 5.0,
+            "secrets": [],
+            "sandbox": None,
+            "mounts": list(mounts),
+            **spec,
+        }
+        (folder / "spec.json").write_text(json.dumps(document))
+        assert forked(folder, before) == BEGUN
+        gives_up_at_s = time.monotonic() + 30
+        while not (folder / "exit.json").exists():
+            assert time.monotonic() < gives_up_at_s
+            time.sleep(0.01)
+        assert (folder / "supervisor.stderr").read_text() == ""
+        return json.loads((folder / "exit.json").read_text())
+
+    return run
+
+
+@pytest.fixture
+def said(tmp_path):
+    """What a log says: the user's stdout, or the supervisor's own."""
+    return lambda log="user-stdout": (tmp_path / "logs" / log / "current").read_text()
+
+
+@pytest.mark.skipif(not SETPRIV or os.getuid() != 0, reason="only root can give up being allowed to mount")
+@pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel makes no user namespaces")
+def test_without_the_right_to_mount_a_storage_is_shown_through_a_user_namespace(container, said, tmp_path):
+    share = tmp_path / "share"
+    share.mkdir()
+    (share / "hello").write_text("hi\n")
+    mount = {"name": "nfs", "path": str(share), "mount_path": "/mnt/n", "is_read_only": False}
+    unprivileged = [SETPRIV, "--bounding-set", "-sys_admin"]
+    ended = container("cat /mnt/n/hello; touch /mnt/n/new", unprivileged, [mount])
+    assert (said(), ended["exit_code"]) == ("hi\n", 0), said("runtime")
+    assert (share / "new").exists()
+
+
+@pytest.mark.skipif(not USER_NAMESPACES, reason="this kernel, or this user, makes no mount namespaces")
+def test_a_read_only_storage_takes_nothing_and_what_was_beside_it_stays(container, said, tmp_path):
+    parent, share = tmp_path / "parent", tmp_path / "share"
+    for folder in (parent, share, parent / "folder"):
+        folder.mkdir()
+    (parent / "folder/file").write_text("kept\n")
+    (parent / "link").symlink_to("folder/file")
+    target = parent / "a/b"
+    mount = {"name": "nfs", "path": str(share), "mount_path": str(target), "is_read_only": True}
+    script = (
+        f"cat {parent}/link; touch {target}/x && echo wrong; echo kept too > {parent}/folder/file; exit 0"
+    )
+    ended = container(script, mounts=[mount])
+    assert (said(), ended["exit_code"]) == ("kept\n", 0), said("runtime")
+    assert (parent / "folder/file").read_text() == "kept too\n"
+    assert not list(share.iterdir())
+    assert sorted(each.name for each in parent.iterdir()) == ["folder", "link"]
+
+
+def test_nothing_starts_in_a_folder_that_was_claimed(tmp_path):
+    assert claim(tmp_path, {"pid": None})
+    assert forked(tmp_path) != BEGUN
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["process.json", "supervisor.stderr"]
+
+
+def test_a_supervisor_that_cannot_begin_says_why(tmp_path):
+    starter = Starter()
+    with pytest.raises(NotStarted, match=r"No such file or directory: .*spec\.json"):
+        starter.start(tmp_path)
+    with pytest.raises(NotStarted, match="could not be forked"):
+        starter.start(tmp_path / "nowhere")
+    starter.close()
+
+
+def test_when_the_process_that_forks_is_killed_there_is_another_one(tmp_path):
+    starter = Starter()
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        if number == 0:
+            with pytest.raises(NotStarted, match="spec"):
+                starter.start(tmp_path / "0")
+        else:
+            assert starter.start(tmp_path / "1")["pid"] is not None
+        starter._process.kill()
+        starter._process.wait()
+    starter.close()
+
+
+def test_a_task_that_cannot_be_started_ends_and_is_told_why(container, said):
+    ended = container("true", work_dir="/nowhere")
+    assert ended["exit_code"] == 127
+    assert "cannot start bash in /nowhere" in said("runtime")
+
+
+def test_a_flood_of_output_is_kept_within_bounds(container, tmp_path):
+    ended = container("head -c 50000000 /dev/zero", log_file_bytes=10**6)
+    assert ended["exit_code"] == 0
+    kept = list((tmp_path / "logs/user-stdout").iterdir())
+    assert len(kept) == 3
+    assert sum(each.stat().st_size for each in kept) <= 3 * 10**6
+
+
+def test_a_full_disk_loses_output_and_not_the_task(container, tmp_path):
+    for name in ("user-stdout", "user-all"):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        (tmp_path / "logs" / name / "current").symlink_to("/dev/full")
+    assert container("for i in $(seq 1000); do echo line; done; exit 3")["exit_code"] == 3

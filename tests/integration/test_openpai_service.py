@@ -1,0 +1,377 @@
+"""The local OpenPAI as a process in the background: what nnictl openpai starts and ends, and a training service calls."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+
+import pytest
+import requests
+import yaml
+from openpai_here import JOBS, Client, refused
+from openpai_jobs import WORKER, a_job, text_of
+from real_experiment import wait_until
+
+from nni_manager.local_openpai import service
+from nni_manager.local_openpai.options import (
+    OptionInvalid,
+    Options,
+    new_storage_of,
+    storage_of,
+    virtual_cluster_of,
+)
+from nni_manager.local_openpai.service import FolderUnusable, ServiceFailed, StateFolder
+
+NNICTL = "import sys; from nni_manager.cli.main import main; sys.argv[0] = 'nnictl'; main()"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A folder for a service, which ends with the test together with all its jobs."""
+    state = StateFolder(tmp_path / "state")
+    yield state
+    if not state.path.exists():
+        return
+    with contextlib.suppress(ServiceFailed, FolderUnusable):
+        there = service.ensure_running(state)
+        client = client_of(there)
+        for job in client.get(JOBS).json():
+            client.put(f"{JOBS}/{job['username']}~{job['name']}/executionType", json={"value": "STOP"})
+        going_on = {"state": "WAITING,RUNNING,STOPPING"}
+        wait_until(lambda: not client.get(JOBS, params=going_on).json(), "all jobs have ended")
+        service.stop(state)
+        assert not state.is_owned()
+
+
+@pytest.fixture
+def nnictl(tmp_path, state):
+    """Runs nnictl in a home of its own, on `state`: exit code, stdout, stderr."""
+    environ = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "user state")}
+
+    def run(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-c", NNICTL, "openpai", *arguments, "--state-dir", str(state.path)],
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def client_of(there):
+    return Client(f"http://{there.process.address}", there.credentials.token)
+
+
+def a_job_of(command, **top):
+    changes = (((*WORKER, "instances"), 1), ((*WORKER, "commands"), [command]))
+    return text_of(a_job(*changes, **top))
+
+
+def start(state, **options):
+    return service.start(state, Options(**{"port": free_port(), **options}))
+
+
+# ---- nnictl
+
+
+def test_a_user_starts_it_pastes_what_it_prints_and_stops_it(nnictl, state):
+    port = free_port()
+    code, out, err = nnictl("start", "--port", str(port))
+    assert (code, err) == (0, "")
+    assert f"host   http://127.0.0.1:{port}\n" in out
+    rule = "-" * 84
+    snippet = yaml.safe_load(out.split(rule)[1])
+    pai, trial = snippet["paiConfig"], snippet["trial"]
+    assert (snippet["trainingServicePlatform"], pai["host"]) == ("pai", f"http://127.0.0.1:{port}")
+    assert trial["nniManagerNFSMountPath"] == str(state.storage)
+    assert trial["containerNFSMountPath"] == f"/mnt/{trial['paiStorageConfigName']}" == "/mnt/confignfs-data"
+    client = Client(pai["host"], pai["token"])
+    assert client.get("/rest-server/api/v2/tokens/check").json()["username"] == pai["userName"]
+
+    code, again, err = nnictl("start", "--port", "1")
+    assert (code, "no effect" in err, again.partition("\n")[2]) == (0, True, out.partition("\n")[2])
+    code, out, _ = nnictl("status", "--json")
+    shown = json.loads(out)
+    assert (code, shown["isRunning"], shown["token"], shown["user"]) == (
+        0,
+        True,
+        pai["token"],
+        pai["userName"],
+    )
+    assert shown["host"] == f"127.0.0.1:{port}"
+
+    assert nnictl("stop-service")[:2] == (
+        0,
+        "INFO: Stopped OpenPAI on this machine; tasks that run go on, and `nnictl openpai start` finds them\n",
+    )
+    code, out, _ = nnictl("stop-service")
+    assert (code, "does not run" in out) == (0, True)
+    code, out, _ = nnictl("status")
+    assert (code, "`nnictl openpai start` starts it" in out) == (1, True)
+    assert json.loads(nnictl("status", "--json")[1])["isRunning"] is False
+    # It comes back as it was, and what was pasted still opens it.
+    assert nnictl("start")[0] == 0
+    assert client.get(JOBS).status_code == 200
+
+
+def test_a_port_that_is_taken_is_named_and_nothing_stays(nnictl, state):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, out, err = nnictl("start", "--port", str(port))
+    assert (code, out) == (1, "")
+    assert err == (
+        f"ERROR: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another with `nnictl openpai start --port N`\n"
+    )
+    assert not state.is_owned()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--storage", "/nope"), "there is no folder /nope"),
+        (("--storage", "a b=/tmp"), "'a b' is no name"),
+        (("--virtual-cluster", "default=1"), "write NAME=CPUS,MEMORY_MB,GPUS"),
+        (("--port", "0"), "1<=x<=65535"),
+    ],
+)
+def test_an_option_that_says_nothing_is_told_before_anything_is_started(nnictl, state, arguments, words):
+    code, out, err = nnictl("start", *arguments)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("ERROR: cannot ")
+    assert words in err
+    assert not state.path.exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(nnictl, state):
+    state.path.mkdir(mode=0o755)
+    (state.path / "thesis.tex").touch()
+    code, _, err = nnictl("start")
+    assert (code, "it holds something else, such as thesis.tex; name a new" in err) == (1, True)
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o755
+    assert [entry.name for entry in state.path.iterdir()] == ["thesis.tex"]
+    (state.path / "thesis.tex").unlink()
+    state.path.rmdir()
+
+
+def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
+    (tmp_path / "data").mkdir()
+    told = tmp_path / "told"
+    options = ("--port", str(free_port()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
+    assert nnictl("start", *options, "--notification-file", str(told))[0] == 0
+    assert nnictl("stop-service")[0] == 0
+    there = service.ensure_running(state)
+    assert there.process.options == Options(
+        int(options[1]),
+        {"confignfs-data": str(tmp_path / "data")},
+        {"big": (8, 32768, 2)},
+        "process",
+        None,
+        str(told),
+    )
+    client = client_of(there)
+    assert client.get("/api/v2/virtual-clusters").json()["big"]["resourcesTotal"]["gpu"] == 2
+    (storage,) = client.get("/api/v2/storages").json()["storages"]
+    assert client.get(f"/api/v2/storages/{storage['name']}").json()["data"]["path"] == str(tmp_path / "data")
+
+
+def test_a_storage_whose_folder_is_gone_keeps_nothing_else_from_running(state, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    there = start(state, storages={"gone": str(gone)})
+    service.stop(state)
+    gone.rmdir()
+    client = client_of(service.ensure_running(state))
+    assert client.submit(a_job_of("true")).status_code == 202
+    job = f"{JOBS}/{there.credentials.user}~job"
+    wait_until(lambda: client.get(job).json()["jobStatus"]["state"] == "SUCCEEDED", "it runs to its end")
+    assert f"storage gone has no folder {gone} any more" in state.log.read_text()
+
+
+def test_options_survive_the_way_over_a_command_line(tmp_path):
+    folder = tmp_path / "with = and , and blank"
+    folder.mkdir()
+    assert storage_of(f"team={folder}") == ("team", str(folder))
+    assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", (4, 1024, 0))
+    with pytest.raises(OptionInvalid, match="no folder"):
+        new_storage_of(str(tmp_path / "nope"))
+    options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "podman", "http://x/?a=b", "/f")
+    assert options.to_arguments()[1] == f"--storage=team={folder}"
+    assert Options.from_json(json.loads(json.dumps(vars_of(options)))) == options
+
+
+def vars_of(options):
+    return {name: getattr(options, name) for name in Options.__slots__}
+
+
+# ---- what is kept of secrets
+
+
+def test_its_folder_is_closed_and_has_no_token_but_the_owners(state):
+    state.path.mkdir(mode=0o755)
+    there = start(state)
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
+    credentials = state.path / "credentials.json"
+    for path in (credentials, state.accounts):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    login = {"username": there.credentials.user, "password": there.credentials.password}
+    guest = Client(f"http://{there.process.address}", None)
+    token = guest.post("/rest-server/api/v1/token", json=login).json()["token"]
+    admin = Client(guest.root, token)
+    assert (
+        admin.post("/api/v2/users", json={"username": "bob", "password": "bob's password"}).status_code == 201
+    )
+    assert admin.submit(a_job_of("true")).status_code == 202
+    assert admin.delete(f"/api/v2/tokens/{token}").status_code == 200
+    secrets = (token, token.rpartition(".")[2], there.credentials.token.rpartition(".")[2], "bob's password")
+    for path in state.path.rglob("*"):
+        if path.is_file() and path != credentials:
+            content = path.read_bytes()
+            assert not [
+                secret for secret in (*secrets, there.credentials.password) if secret.encode() in content
+            ]
+
+
+def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state):
+    there = start(state)
+    client = client_of(there)
+    assert client.delete(f"/api/v2/tokens/{there.credentials.token}").status_code == 200
+    refused(client.get(JOBS), 401, "UnauthorizedUserError")
+    service.stop(state)
+    again = service.ensure_running(state)
+    assert again.credentials.token != there.credentials.token
+    assert again.credentials.password == there.credentials.password
+    assert client_of(again).get(JOBS).status_code == 200
+
+
+# ---- its life
+
+
+def test_many_that_want_it_at_the_same_moment_get_the_same_one(state):
+    state.make()
+    state.write_process(service.ServiceProcess(1, 0.0, "127.0.0.1", "0", Options(port=free_port())))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: service.ensure_running(state), range(4)))
+    assert len({each.process.pid for each in found}) == 1
+    assert service.running(state) == found[0]
+
+
+def test_jobs_go_on_without_it_and_are_found_again(state, tmp_path):
+    there = start(state)
+    go_on = tmp_path / "go on"
+    waits = f"while ! test -e '{go_on}'; do sleep 0.05; done; echo went on"
+    client = client_of(there)
+    for name in ("ends", "stays"):
+        client.submit(a_job_of(waits if name == "ends" else "sleep 600", name=name))
+    user = there.credentials.user
+
+    def states():
+        return {each["name"]: each["state"] for each in client.get(JOBS).json()}
+
+    wait_until(lambda: set(states().values()) == {"RUNNING"}, "both run")
+    service.stop(state)
+    assert service.running(state) is None
+    go_on.touch()
+    assert service.ensure_running(state).process.pid != there.process.pid
+    wait_until(lambda: states() == {"ends": "SUCCEEDED", "stays": "RUNNING"}, "one ended and one runs")
+    detail = client.get(f"{JOBS}/{user}~ends").json()
+    path = detail["taskRoles"]["worker"]["taskStatuses"][0]["containerLog"]
+    uris = {each["name"]: each["uri"] for each in client.get(path).json()["locations"]}
+    assert client.get(uris["stdout"]).text == "went on\n"
+
+
+def test_after_kill_9_it_is_known_to_be_gone_and_comes_back(state):
+    there = start(state)
+    os.kill(there.process.pid, signal.SIGKILL)
+    wait_until(lambda: not state.is_owned(), "it has gone")
+    assert service.running(state) is None
+    assert service.stop(state) is None
+    assert service.ensure_running(state).credentials == there.credentials
+
+
+def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state):
+    there = start(state)
+    with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
+        connection.execute("CREATE TRIGGER t BEFORE INSERT ON event BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with contextlib.suppress(requests.ConnectionError):
+        client_of(there).submit(a_job_of("true"))
+    wait_until(lambda: not state.is_owned(), "it has ended")
+    assert "bug" in state.stderr.read_text()
+    with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
+        connection.execute("DROP TRIGGER t")
+    wait_until(
+        lambda: client_of(service.ensure_running(state)).get(JOBS).json()[0]["completedTime"], "it goes on"
+    )
+
+
+def test_a_number_that_is_another_process_by_now_gets_no_signal(state):
+    state.make()
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        state.write_process(service.ServiceProcess(bystander.pid, 0.0, "127.0.0.1", "0", Options()))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            with state.owned():
+                stopping = pool.submit(service.stop, state)
+                # It waits for an owner that says who it is.
+                assert concurrent.futures.wait([stopping], timeout=0.3).not_done
+            assert stopping.result(10) is None
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_it_can_be_run_in_the_foreground_and_stopped_from_elsewhere(nnictl, state):
+    arguments = ["--state-dir", state.path.name, "--port", str(free_port())]
+    with subprocess.Popen(
+        [sys.executable, "-m", "nni_manager.local_openpai", *arguments], cwd=state.path.parent
+    ) as server:
+        wait_until(lambda: service.running(state), "it answers")
+        assert nnictl("stop-service")[0] == 0
+        assert server.wait(30) == 0
+
+
+def test_a_second_service_on_the_same_folder_is_refused(state):
+    start(state)
+    second = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "nni_manager.local_openpai",
+            f"--state-dir={state.path}",
+            f"--port={free_port()}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert second.returncode == 1
+    assert second.stderr.startswith("cannot start the local OpenPAI in ")
+    assert "`nnictl openpai status` shows where" in second.stderr
+
+
+def test_what_cannot_be_read_is_named(state):
+    state.make()
+    (state.path / "service.json").write_text("{")
+    with pytest.raises(FolderUnusable, match=r"service\.json"):
+        service.start(state)
+    (state.path / "service.json").unlink()
+    state.accounts.write_text("[]")
+    with pytest.raises(ServiceFailed, match=r"accounts\.json"):
+        start(state)
+    state.accounts.unlink()

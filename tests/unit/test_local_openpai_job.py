@@ -1,0 +1,363 @@
+"""The life of a job of the local OpenPAI cluster: events in, effects out."""
+
+from itertools import product
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from played_jobs import Played, a_plan, a_role
+
+from nni_manager.local_openpai.core.exits import Exit
+from nni_manager.local_openpai.core.job import (
+    AskForPlace,
+    Change,
+    ContainerEnded,
+    ContainerStarted,
+    GiveBack,
+    KeepAttempt,
+    KeepTask,
+    Leave,
+    Note,
+    Place,
+    Placed,
+    PlaceMissing,
+    StartContainer,
+    StopAsked,
+    StopContainer,
+    Submitted,
+)
+from nni_manager.local_openpai.core.plan import JobPlan
+from nni_manager.local_openpai.core.policies import RetryCounts
+from nni_manager.local_openpai.core.states import (
+    JOB_NEXT,
+    TASK_NEXT,
+    ExecutionType,
+    Happening,
+    State,
+    SubState,
+    state_of,
+)
+
+
+@pytest.mark.parametrize("table", [TASK_NEXT, JOB_NEXT], ids=["task", "job"])
+def test_nothing_happens_to_what_is_over_and_everything_else_can_end(table):
+    assert not [happening for state, happening in table if state is SubState.COMPLETED]
+    reachable = {SubState.ATTEMPT_CREATION_PENDING}
+    for _ in SubState:
+        reachable |= {after for (state, _), after in table.items() if state in reachable}
+    assert reachable == set(SubState)
+    assert all(
+        any((state, happening) in table for happening in Happening)
+        for state in set(SubState) - {SubState.COMPLETED}
+    )
+
+
+@pytest.mark.parametrize(("sub_state", "code"), list(product(SubState, [None, 0, 255, -210, -220])))
+def test_every_state_has_a_name_in_the_api(sub_state, code):
+    found = state_of(sub_state, code)
+    is_over = sub_state is SubState.COMPLETED
+    assert (found in (State.SUCCEEDED, State.FAILED, State.STOPPED)) == is_over
+    assert (found in (State.STOPPED, State.STOPPING)) <= (code in (-210, -220))
+
+
+def test_no_task_of_a_gang_starts_before_all_have_their_addresses():
+    played = Played(a_plan(a_role(tasks=3)))
+    played.happens(Submitted())
+    (asked,) = played.of(AskForPlace)
+    assert len(asked.request.needs) == 3
+    played.place_all()
+    for start in played.of(StartContainer):
+        assert all(task.place is not None for task in start.tasks)
+    assert len(played.of(StartContainer)) == 3
+
+
+def test_without_a_gang_each_task_waits_for_itself_and_sees_holes():
+    played = Played(a_plan(is_gang=False))
+    played.happens(Submitted())
+    assert len(played.of(AskForPlace)) == 2
+    played.happens(Placed({played.container(0): Place("127.0.0.1", {}, ())}))
+    (start,) = played.of(StartContainer)
+    assert [task.place is None for task in start.tasks] == [False, True]
+    played.place_all()
+    assert len(played.of(StartContainer)) == 2
+
+
+def test_a_job_runs_with_its_first_task_and_says_so_once():
+    played = Played(a_plan()).begin()
+    assert played.job.state is State.RUNNING
+    assert played.changes == [Change.RUNNING]
+
+
+def test_all_tasks_succeed_and_so_does_the_job():
+    played = Played(a_plan()).begin()
+    played.ends(0, 0)
+    assert played.job.state is State.RUNNING
+    played.ends(1, 0)
+    assert (played.job.state, played.job.code) == (State.SUCCEEDED, 0)
+    assert played.changes == [Change.RUNNING, Change.SUCCEEDED]
+    assert len(played.of(GiveBack)) == 2
+
+
+def test_the_first_failure_ends_the_job_once_the_rest_is_stopped():
+    played = Played(a_plan()).begin()
+    new = played.ends(0, 255)
+    assert [effect.container_id for effect in new if isinstance(effect, StopContainer)] == [
+        played.container(1)
+    ]
+    assert (played.job.sub_state, played.job.state) == (SubState.ATTEMPT_DELETION_REQUESTED, State.RUNNING)
+    played.ends(1, 143)
+    assert played.job.state is State.FAILED
+    assert played.job.code == 255
+    assert played.states() == [State.FAILED, State.STOPPED]
+
+
+def test_a_helper_that_is_killed_in_a_job_that_succeeded_is_stopped():
+    played = Played(a_plan(a_role("ps", 1), a_role("worker", 1, min_succeeded=1))).begin()
+    played.ends(0, 0)
+    played.ends(0, 137, "ps")
+    assert played.job.state is State.SUCCEEDED
+    assert played.states() == [State.STOPPED, State.SUCCEEDED]
+
+
+def test_stopping_is_not_a_failure_whatever_the_processes_make_of_it():
+    played = Played(a_plan(job_retries=3)).begin()
+    played.happens(StopAsked())
+    assert (played.job.state, played.job.execution_type) == (State.STOPPING, ExecutionType.STOP)
+    played.ends(0, 1)
+    played.ends(1, 0)
+    assert (played.job.state, played.job.code) == (State.STOPPED, -210)
+    assert played.states() == [State.STOPPED, State.STOPPED]
+    assert played.changes[-1] is Change.STOPPED
+
+
+def test_a_job_that_waits_is_stopped_at_once():
+    played = Played(a_plan())
+    played.happens(Submitted())
+    new = played.happens(StopAsked())
+    assert played.job.state is State.STOPPED
+    (left,) = [effect for effect in new if isinstance(effect, Leave)]
+    assert len(left.container_ids) == 2
+    assert not played.of(StopContainer)
+
+
+def test_a_job_that_is_stopped_after_it_failed_has_failed():
+    played = Played(a_plan()).begin()
+    played.ends(0, 255)
+    played.happens(StopAsked())
+    played.ends(1, 143)
+    assert (played.job.state, played.job.code) == (State.FAILED, 255)
+
+
+def test_a_job_that_is_stopped_after_it_failed_is_not_tried_again():
+    played = Played(a_plan(job_retries=5)).begin()
+    played.ends(0, 255)
+    played.happens(StopAsked())
+    played.ends(1, 143)
+    assert played.job.attempt_id == 0
+
+
+def test_a_job_is_tried_again_with_new_containers():
+    played = Played(a_plan(job_retries=1)).begin()
+    before = {task.container_id for task in played.job.tasks.values()}
+    played.ends(0, 255)
+    played.ends(1, 143)
+    assert (played.job.state, played.job.attempt_id, played.job.counts) == (
+        State.WAITING,
+        1,
+        RetryCounts(user=1),
+    )
+    assert before.isdisjoint(task.container_id for task in played.job.tasks.values())
+    (first,) = [
+        effect.attempt
+        for effect in played.of(KeepAttempt)
+        if effect.attempt.attempt_id == 0 and effect.attempt.completed_at_s is not None
+    ]
+    assert (first.sub_state, first.exit.code) == (SubState.COMPLETED, 255)
+    played.place_all()
+    played.start_all()
+    played.ends(0, 0)
+    played.ends(1, 0)
+    assert played.job.state is State.SUCCEEDED
+    assert played.changes == [Change.RUNNING, Change.RETRIED, Change.RUNNING, Change.SUCCEEDED]
+
+
+def test_a_task_is_tried_again_without_the_others_when_there_is_no_gang():
+    played = Played(a_plan(is_gang=False, task_retries=1)).begin()
+    first = played.container(0)
+    played.ends(0, 255)
+    task = played.job.tasks["worker", 0]
+    assert (task.attempt_id, task.counts) == (1, RetryCounts(user=1))
+    assert task.container_id != first
+    assert played.job.state is State.RUNNING
+    assert not played.of(StopContainer)
+    played.place_all()
+    played.start_all()
+    played.ends(0, 0)
+    played.ends(1, 0)
+    assert played.job.state is State.SUCCEEDED
+
+
+def test_what_is_said_of_an_earlier_container_comes_too_late():
+    played = Played(a_plan(is_gang=False, task_retries=1)).begin()
+    first = played.container(0)
+    played.ends(0, 255)
+    new = played.happens(ContainerEnded(first, Exit(0)))
+    assert [type(effect) for effect in new] == [KeepAttempt]
+    assert played.job.tasks["worker", 0].sub_state is SubState.ATTEMPT_CREATION_PENDING
+
+
+def test_a_job_that_the_platform_fails_again_and_again_fails_and_says_why():
+    played = Played(a_plan(a_role(tasks=1)), most_platform_retries=2).begin()
+    for _ in range(2):
+        played.ends(0, 137)
+        played.place_all()
+        played.start_all()
+    played.ends(0, 137)
+    assert (played.job.state, played.job.counts) == (State.FAILED, RetryCounts(platform=2))
+    assert [note.reason for note in played.of(Note)][-1] == "RetriesExhausted"
+
+
+def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
+    played = Played(a_plan())
+    played.happens(Submitted())
+    waiting = tuple(task.container_id for task in played.job.tasks.values())
+    played.happens(PlaceMissing(waiting, Exit(253)))
+    assert (played.job.attempt_id, played.job.counts) == (1, RetryCounts(platform=1))
+    kept = [effect.task for effect in played.of(KeepTask) if effect.task.exit is not None]
+    assert kept[0].exit.code == 253
+    # The place they had is free again.
+    assert {effect.container_id for effect in played.of(GiveBack)} == set(waiting)
+
+
+def test_a_plan_survives_its_way_through_the_database():
+    plan = a_plan(a_role("ps"), a_role(), is_gang=False, task_retries=2)
+    assert JobPlan.from_json(plan.to_json()) == plan
+
+
+class AnyJob(RuleBasedStateMachine):
+    """Whatever happens in whatever order, a job that is left alone comes to an end, and gives back what it got."""
+
+    @initialize(
+        is_gang=st.booleans(),
+        job_retries=st.integers(0, 2),
+        task_retries=st.integers(0, 2),
+        min_failed=st.sampled_from([-1, 1, 2]),
+        min_succeeded=st.sampled_from([-1, 1, 3]),
+    )
+    def submit(self, is_gang, job_retries, task_retries, min_failed, min_succeeded):
+        roles = (a_role("ps", 1, -1, -1), a_role("worker", 3, min_failed, min_succeeded))
+        plan = a_plan(*roles, is_gang=is_gang, job_retries=job_retries, task_retries=task_retries)
+        self.played = Played(plan, most_platform_retries=2)
+        self.waiting, self.placed, self.running, self.verdicts = {}, set(), set(), {}
+        self.was_stopped = False
+        self.send(Submitted())
+
+    def send(self, event):
+        for effect in self.played.happens(event):
+            match effect:
+                case AskForPlace():
+                    self.waiting[next(iter(effect.request.needs))] = tuple(effect.request.needs)
+                case Leave():
+                    gone = set(effect.container_ids)
+                    self.waiting = {key: ids for key, ids in self.waiting.items() if gone.isdisjoint(ids)}
+                case StartContainer():
+                    assert effect.task.container_id not in self.running
+                    self.running.add(effect.task.container_id)
+                case GiveBack():
+                    self.placed.discard(effect.container_id)
+
+    @precondition(lambda self: self.waiting)
+    @rule(number=st.integers(0, 9), is_missing=st.sampled_from([False, False, False, True]))
+    def place(self, number, is_missing):
+        key = sorted(self.waiting)[number % len(self.waiting)]
+        ids = self.waiting.pop(key)
+        self.placed.update(ids)
+        if is_missing:
+            self.send(PlaceMissing(ids, Exit(253)))
+        else:
+            self.send(Placed({each: Place("127.0.0.1", {}, ()) for each in ids}))
+
+    @precondition(lambda self: self.running)
+    @rule(number=st.integers(0, 9))
+    def start(self, number):
+        container_id = sorted(self.running)[number % len(self.running)]
+        task = next(
+            (task for task in self.played.job.tasks.values() if task.container_id == container_id), None
+        )
+        if task is not None and task.attempt_launched_at_s is None:
+            self.send(ContainerStarted(container_id))
+
+    @precondition(lambda self: self.running)
+    @rule(number=st.integers(0, 9), code=st.sampled_from([0, 0, 255, 137, 232]))
+    def end(self, number, code):
+        container_id = sorted(self.running)[number % len(self.running)]
+        self.running.discard(container_id)
+        self.send(ContainerEnded(container_id, Exit(code)))
+
+    @precondition(lambda self: not self.was_stopped and not self.played.job.is_over)
+    @rule(it_is=st.sampled_from([False, False, False, False, True]))
+    def stop(self, it_is):
+        if it_is:
+            self.was_stopped = True
+            self.send(StopAsked())
+
+    @precondition(lambda self: self.played.job.is_over)
+    @rule()
+    def hear_of_what_is_gone(self):
+        self.send(ContainerEnded("unknown", Exit(0)))
+
+    @invariant()
+    def a_verdict_stays(self):
+        job = self.played.job
+        if job.verdict is not None:
+            assert self.verdicts.setdefault(job.attempt_id, job.verdict) == job.verdict
+
+    @invariant()
+    def who_holds_a_place_is_a_task_that_is_not_over(self):
+        job = self.played.job
+        holders = {
+            task.container_id
+            for task in job.tasks.values()
+            if task.sub_state
+            in (SubState.ATTEMPT_PREPARING, SubState.ATTEMPT_RUNNING, SubState.ATTEMPT_DELETION_REQUESTED)
+        }
+        assert self.placed == holders
+        waiting = {each for ids in self.waiting.values() for each in ids}
+        assert waiting == {
+            task.container_id
+            for task in job.tasks.values()
+            if task.sub_state is SubState.ATTEMPT_CREATION_PENDING
+        }
+
+    @invariant()
+    def what_is_over_has_nothing_left(self):
+        job = self.played.job
+        if job.is_over:
+            assert not self.placed
+            assert not self.waiting
+            assert not self.running
+            assert self.played.changes[-1].value == job.state.value.lower()
+        else:
+            assert self.placed or self.waiting
+
+    def teardown(self):
+        """Left alone, it comes to an end."""
+        if not hasattr(self, "played"):
+            return
+        for _ in range(200):
+            if self.played.job.is_over:
+                break
+            if self.waiting:
+                self.place(0, False)
+            for container_id in sorted(self.running):
+                self.running.discard(container_id)
+                self.send(ContainerEnded(container_id, Exit(0)))
+        assert self.played.job.is_over
+        self.what_is_over_has_nothing_left()
+        if self.was_stopped and self.played.job.code in (-210,):
+            assert self.played.job.state is State.STOPPED
+
+
+TestAnyJob = AnyJob.TestCase
+TestAnyJob.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)

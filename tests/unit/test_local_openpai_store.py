@@ -1,0 +1,157 @@
+"""What the local OpenPAI cluster stores of its jobs is what it knows of them, at any moment."""
+
+import sqlite3
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from played_jobs import Played, a_plan, a_role
+
+from nni_manager.local_openpai.core.exits import Exit
+from nni_manager.local_openpai.core.job import (
+    ContainerEnded,
+    ContainerStarted,
+    KeepAttempt,
+    KeepTask,
+    Note,
+    Place,
+    Placed,
+    StopAsked,
+    Submitted,
+)
+from nni_manager.local_openpai.core.states import State, SubState
+from nni_manager.local_openpai.errors import JobExists, JobUnknown, StateDirUnusable
+from nni_manager.local_openpai.store import (
+    SCHEMA_VERSION,
+    Store,
+    attempt_write,
+    event_write,
+    job_write,
+    task_write,
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "db")
+    yield store
+    store.close()
+
+
+def keep(store, played, effects):
+    """Store what a job's effects say, as the cluster does."""
+    job, writes = played.job, []
+    for effect in effects:
+        match effect:
+            case KeepTask():
+                writes.append(task_write(job, effect))
+            case KeepAttempt():
+                writes.append(attempt_write(job.job_id, effect))
+            case Note():
+                writes.append(event_write(job.job_id, effect, played.now_s))
+    store.commit([*writes, job_write(job)])
+
+
+def known(job):
+    """All of a job that a later cluster needs."""
+    return {
+        **{
+            name: getattr(job, name)
+            for name in ("sub_state", "execution_type", "attempt_id", "counts", "verdict", "plan", "ends")
+        },
+        "times": (job.launched_at_s, job.attempt_created_at_s, job.attempt_launched_at_s),
+        "tasks": job.tasks,
+    }
+
+
+ACTIONS = st.sampled_from(["place", "start", "end 0", "end 255", "end 137", "stop"])
+
+
+@given(st.booleans(), st.integers(0, 1), st.lists(st.tuples(ACTIONS, st.integers(0, 2)), max_size=25))
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_a_job_is_restored_as_it_was_at_any_moment(is_gang, retries, actions):
+    store = Store.__new__(Store)
+    store._path = None
+    store._connection = sqlite3.connect(":memory:", isolation_level=None)
+    store._connection.row_factory = sqlite3.Row
+    store._make_or_check()
+    roles = (a_role("ps", 1, 1, -1), a_role("worker", 2, 2, -1))
+    played = Played(a_plan(*roles, is_gang=is_gang, job_retries=retries, task_retries=retries))
+    played.job.job_id = store.add_job(played.job.plan, "masked", 0.5)
+    keep(store, played, played.happens(Submitted()))
+    for action, number in actions:
+        job = played.job
+        tasks = list(job.tasks.values())
+        task = tasks[number % len(tasks)]
+        waiting = [each for each in tasks if each.sub_state is SubState.ATTEMPT_CREATION_PENDING]
+        event = None
+        match action.split():
+            case ["place"] if waiting:
+                chosen = waiting if is_gang else waiting[:1]
+                event = Placed({each.container_id: Place("h", {"http": (1, 2)}, (3,)) for each in chosen})
+            case ["start"] if task.sub_state is SubState.ATTEMPT_PREPARING:
+                event = ContainerStarted(task.container_id)
+            case ["end", code] if task.place is not None and not task.is_over:
+                event = ContainerEnded(task.container_id, Exit(int(code), 1, 2, "said", "x"))
+            case ["stop"] if number == 2:
+                event = StopAsked()
+        if event is None or job.is_over:
+            continue
+        keep(store, played, played.happens(event))
+        found = store.unfinished(str, 3)
+        summary = store.summary("alice", "job")
+        assert (summary.state, summary.sub_state, summary.retries) == (job.state, job.sub_state, job.counts)
+        detail = store.detail("alice", "job", None)
+        assert [each.state for role in detail.task_roles for each in role.tasks] == played.states()
+        if job.is_over:
+            assert found == []
+            assert summary.exit_code == job.code
+        else:
+            (restored,) = found
+            assert known(restored) == known(job)
+            assert [each.total for each in restored.requests()] == [each.total for each in job.requests()]
+    store.close()
+
+
+def test_of_a_job_that_is_over_no_secret_is_left(tmp_path):
+    played, path = Played(a_plan(a_role(tasks=1))), tmp_path / "db"
+    store = Store(path)
+    played.job.job_id = store.add_job(played.job.plan, "masked", 0.5)
+    played.begin()
+    keep(store, played, played.effects)
+    assert b"hunter22" in path.read_bytes() + (tmp_path / "db-wal").read_bytes()
+    keep(store, played, played.ends(0, 0))
+    assert played.job.state is State.SUCCEEDED
+    store.close()
+    assert b"hunter22" not in path.read_bytes()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_name_is_stored_once_for_each_user(store):
+    store.add_job(a_plan(), "masked", 0.5)
+    with pytest.raises(JobExists, match="alice~job"):
+        store.add_job(a_plan(), "masked", 0.6)
+    with pytest.raises(JobUnknown):
+        store.summary("bob", "job")
+
+
+def test_a_moment_after_the_submission_a_job_waits_without_tasks(store):
+    store.add_job(a_plan(), "masked", 0.5)
+    detail = store.detail("alice", "job", None)
+    assert (detail.job.state, detail.attempt.state, detail.task_roles) == (State.WAITING, State.WAITING, ())
+    assert (detail.job.created_at_s, detail.job.attempt_id) == (0.5, 0)
+
+
+def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
+    with sqlite3.connect(tmp_path / "db") as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(StateDirUnusable, match="use the version of trial-keeper that made it"):
+        Store(tmp_path / "db")
+
+
+def test_what_is_no_database_is_named(tmp_path):
+    (tmp_path / "db").write_bytes(b"no database" * 100)
+    with pytest.raises(StateDirUnusable, match="choose another state directory"):
+        Store(tmp_path / "db")

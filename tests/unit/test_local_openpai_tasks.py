@@ -1,0 +1,206 @@
+"""What a task of the local OpenPAI cluster is given: its plan, its environment, its logs."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openpai_jobs import WORKER, a_job, text_of
+
+from nni_manager.local_openpai.core.job import Job, Place, Placed, Submitted
+from nni_manager.local_openpai.environment import inherited, task_variables
+from nni_manager.local_openpai.planning import RUNTIME_DIR, planned
+from nni_manager.local_openpai.supervisor import MASK, Redactor, RotatedLog, claim, old_logs, process_identity
+from trial_keeper.cluster_environment import (
+    FrameworkControllerEnvironment,
+    PaiEnvironment,
+    TaskIdentity,
+    task_identity,
+)
+
+PLUGINS = "com.microsoft.pai.runtimeplugin"
+
+
+def a_plan(*changes, **top):
+    return planned("alice", text_of(a_job(*changes, **top)), ("nfs",))
+
+
+def placed(plan, *only):
+    """A job whose tasks have their places; without a gang, only those of these indices."""
+    numbers = iter(range(1000))
+    job = Job(1, plan, 0.0, lambda: f"id{next(numbers)}", 3)
+    job.handle(Submitted(), 1.0)
+    tasks = [task for task in job.tasks.values() if not only or task.index in only]
+    places = {
+        task.container_id: Place("10.0.0.1", {"ssh": (1000 + n,), "http": (2000 + n, 3000 + n)}, (n,))
+        for n, task in enumerate(tasks)
+    }
+    job.handle(Placed(places), 2.0)
+    return job
+
+
+def variables(plan, role, index, *only):
+    job = placed(plan, *only)
+    return task_variables(plan, 1, job.tasks[role, index], tuple(job.tasks.values()), "/work")
+
+
+def test_the_keeper_reads_what_the_cluster_writes():
+    plan = a_plan(((*WORKER, "resourcePerInstance", "ports"), {"tcp": 1})).plan
+    environ = variables(plan, "worker", 1)
+    pai = PaiEnvironment.from_environ(environ)
+    assert (pai.job_name, pai.user, pai.virtual_cluster) == ("alice~job", "alice", "default")
+    assert (pai.role, pai.index, pai.host_ip, pai.work_dir) == ("worker", 1, "10.0.0.1", "/work")
+    assert pai.ports == {"ssh": (1001,), "http": (2001, 3001)}
+    assert [task.ports["http"] for task in pai.tasks] == [(2000, 3000), (2001, 3001)]
+    assert (pai.resources.cpu, pai.resources.memory_mb, pai.resources.gpu) == (1, 1024, 0)
+    assert [(role.instances, role.min_failed_tasks, role.min_succeeded_tasks) for role in pai.task_roles] == [
+        (2, 1, 2)
+    ]
+    fc = FrameworkControllerEnvironment.from_environ(environ)
+    assert (fc.framework, fc.pod, fc.framework_attempt) == (plan.debug_id, f"{plan.debug_id}-worker-1", 1)
+    assert task_identity(environ) == TaskIdentity("alice~job", "worker", 1, 1, 0)
+
+
+def test_every_variable_of_a_role_is_there_in_both_spellings():
+    job = a_job()
+    job["taskRoles"] = {"W_1": job["taskRoles"]["worker"]}
+    environ = variables(planned("alice", text_of(job), ()).plan, "W_1", 0)
+    for name in (
+        "PAI_HOST_IP_{}_1",
+        "PAI_PORT_LIST_{}_1_http",
+        "PAI_{}_1_http_PORT",
+        "PAI_TASK_ROLE_{}_HOST_LIST",
+        "PAI_TASK_ROLE_TASK_COUNT_{}",
+        "PAI_RESOURCE_{}",
+        "PAI_MIN_FAILED_TASK_COUNT_{}",
+        "PAI_MIN_SUCCEEDED_TASK_COUNT_{}",
+    ):
+        assert environ[name.format("W_1")] == environ[name.format("w1")]
+    assert environ["PAI_CURRENT_TASK_ROLE_NAME"] == environ["PAI_TASK_ROLE_LIST"] == "W_1"
+    assert environ["FC_TASKROLE_NAME"] == "w1"
+    assert task_identity(environ).role == "W_1"
+
+
+def test_a_task_without_a_gang_does_not_know_who_has_no_place_yet():
+    environ = variables(a_plan(extras={"gangAllocation": False}).plan, "worker", 1, 1)
+    assert "PAI_HOST_IP_worker_0" not in environ
+    assert environ["PAI_HOST_IP_worker_1"] == "10.0.0.1"
+    assert environ["PAI_TASK_ROLE_INSTANCES"] == "worker:0,worker:1"
+
+
+def test_a_semicolon_follows_each_label_of_the_port_list():
+    environ = variables(a_plan().plan, "worker", 0)
+    assert environ["PAI_CONTAINER_HOST_PORT_LIST"] == "ssh:1000;http:2000,3000;"
+    assert environ["PAI_CONTAINER_HOST_http_PORT_LIST"] == "2000,3000"
+
+
+def test_what_belongs_to_a_platform_around_is_not_handed_down():
+    assert inherited({"PATH": "/bin", "PAI_JOB_NAME": "x", "FC_TASK_INDEX": "1", "NNI_EXP_ID": "y"}) == {
+        "PATH": "/bin"
+    }
+
+
+def test_a_job_retries_and_its_tasks_only_without_a_gang():
+    gang = a_plan(((*WORKER, "taskRetryCount"), 3), jobRetryCount=2).plan
+    assert (gang.job_retry.is_fancy, gang.job_retry.max_retries) == (True, 2)
+    assert (gang.task_retry["worker"].is_fancy, gang.task_retry["worker"].max_retries) == (False, 0)
+    alone = a_plan(((*WORKER, "taskRetryCount"), 3), extras={"gangAllocation": False}).plan
+    assert (alone.task_retry["worker"].is_fancy, alone.task_retry["worker"].max_retries) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    ("extras", "mounts"),
+    [
+        ({}, []),
+        ({"storages": []}, [("nfs", "/mnt/nfs")]),
+        (
+            {"storages": [{"name": "a"}, {"name": "b", "mountPath": "/data"}]},
+            [("a", "/mnt/a"), ("b", "/data")],
+        ),
+        (
+            {PLUGINS: [{"plugin": "teamwise_storage", "parameters": {"storageConfigNames": ["a"]}}]},
+            [("a", "/mnt/a")],
+        ),
+    ],
+)
+def test_a_job_gets_the_storages_it_names_or_the_default_ones(extras, mounts):
+    found = [(mount.name, mount.mount_path) for mount in a_plan(extras=extras).plan.storages]
+    assert found == mounts
+
+
+def test_the_plugin_ssh_does_nothing_here_and_says_so():
+    made = a_plan(extras={PLUGINS: [{"plugin": "ssh", "parameters": {"jobssh": True}}]})
+    assert made.plan.roles[0].pre == ()
+    assert any("ssh" in warning for warning in made.warnings)
+
+
+def test_scripts_name_the_runtime_folder_by_a_word_that_is_replaced():
+    extras = {PLUGINS: [{"plugin": "git", "parameters": {"repo_uri": "https://host/code"}}]}
+    (script,) = a_plan(extras=extras).plan.roles[0].init
+    assert RUNTIME_DIR in script
+
+
+def test_no_count_below_nothing_makes_a_place_larger():
+    need = a_plan(((*WORKER, "resourcePerInstance", "gpu"), -1)).plan.roles[0].need
+    assert need.gpu == 0
+
+
+def test_all_texts_of_secrets_are_kept_from_logs_but_the_very_short():
+    plan = a_plan(secrets={"a": "hunter22", "b": {"c": [12345.5, "abc"]}, "d": None, "e": True}).plan
+    assert plan.secrets == ("hunter22", "12345.5")
+
+
+# ---- logs
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
+    st.lists(st.text("ab\n", max_size=6), max_size=8),
+)
+def test_pieces_of_a_stream_are_redacted_as_the_whole_would_be(secrets, pieces):
+    redactor = Redactor(secret.encode() for secret in secrets)
+    shown = b"".join([redactor.feed(piece.encode()) for piece in pieces] + [redactor.flush()])
+    whole = Redactor(secret.encode() for secret in secrets)
+    at_once = whole.feed("".join(pieces).encode()) + whole.flush()
+    rest = b"".join(shown.split(MASK))
+    assert not any(secret.encode() in part for secret in secrets for part in shown.split(MASK))
+    assert len(rest) <= len("".join(pieces))
+    if len({secret[0] for secret in secrets}) == len(secrets) == 1:
+        assert shown == at_once
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=20))
+def test_a_secret_in_two_pieces_is_found(pieces):
+    secret = b"\x00secret\x01"
+    data = secret.join(pieces)
+    redactor = Redactor([secret])
+    shown = b"".join(redactor.feed(data[at : at + 5]) for at in range(0, len(data), 5)) + redactor.flush()
+    assert shown == data.replace(secret, MASK)
+
+
+def test_a_log_without_secrets_is_shown_at_once():
+    assert Redactor([]).feed(b"abc") == b"abc"
+    assert Redactor([b"xyz1"]).feed(b"abc") == b"abc"
+
+
+def test_a_log_is_rotated_and_the_oldest_text_goes(tmp_path):
+    log = RotatedLog(tmp_path / "log", file_bytes=10, old_files=2)
+    for number in range(10):
+        log.write(b"%d23456\n" % number)
+    log.write(b"x" * 25)
+    files = [tmp_path / "log" / "current", *old_logs(tmp_path / "log")]
+    assert [len(file.read_bytes()) for file in files] == [5, 10, 10]
+
+
+def test_no_text_is_lost_between_the_files_that_are_kept(tmp_path):
+    log = RotatedLog(tmp_path / "log", file_bytes=16, old_files=100)
+    text = os.urandom(200)
+    for at in range(0, 200, 7):
+        log.write(text[at : at + 7])
+    files = [*reversed(old_logs(tmp_path / "log")), tmp_path / "log" / "current"]
+    assert b"".join(file.read_bytes() for file in files) == text
+
+
+def test_a_container_is_claimed_once(tmp_path):
+    assert claim(tmp_path, {"pid": None})
+    assert not claim(tmp_path, process_identity(os.getpid()))

@@ -1,0 +1,170 @@
+"""Jobs as OpenPAI's API tells of them."""
+
+from openpai_pictures import a_failed_job, a_summary
+
+from nni_manager.local_openpai import answers
+from nni_manager.local_openpai.core.states import ExecutionType, State, SubState
+from nni_manager.local_openpai.jobs import (
+    AttemptSummary,
+    EventType,
+    JobDetail,
+    JobEvent,
+    ResourceCounts,
+    RetryCounts,
+    StorageView,
+    VirtualClusterView,
+)
+
+SPEC = {
+    "code": 255,
+    "phrase": "PAIRuntimeUnknownFailed",
+    "issuer": "PAI_RUNTIME",
+    "causer": "UNKNOWN",
+    "type": "UNKNOWN_FAILURE",
+    "stage": "UNKNOWN",
+    "behavior": "UNKNOWN",
+    "reaction": "RETRY_TO_MAX",
+}
+
+
+def test_a_job_in_a_list_has_every_key_and_times_in_milliseconds():
+    job = a_summary(retries=RetryCounts(1, 2, 3), launched_at_s=2.5, execution_type=ExecutionType.STOP)
+    assert answers.list_item(job) == {
+        "debugId": job.debug_id,
+        "name": "job",
+        "username": "ada",
+        "state": "WAITING",
+        "subState": "AttemptCreationPending",
+        "executionType": "STOP",
+        "retries": 6,
+        "retryDetails": {"user": 1, "platform": 2, "resource": 3},
+        "retryDelayTime": None,
+        "submissionTime": 1000,
+        "createdTime": 1500,
+        "launchedTime": 2500,
+        "completedTime": None,
+        "tags": [],
+        "appExitCode": None,
+        "virtualCluster": "default",
+        "totalGpuNumber": 0,
+        "totalTaskNumber": 1,
+        "totalTaskRoleNumber": 1,
+        "jobPriority": None,
+    }
+
+
+def test_a_job_that_failed_says_why_at_every_level():
+    picture = a_failed_job()
+    document = answers.detail(picture)
+    assert (document["name"], document["tags"], document["debugId"]) == ("job", ["a"], picture.job.debug_id)
+    status = document["jobStatus"]
+    assert (status["state"], status["attemptId"], status["attemptState"]) == ("FAILED", 0, "FAILED")
+    assert (status["appExitCode"], status["appExitType"], status["appExitSpec"]) == (
+        255,
+        "UNKNOWN_FAILURE",
+        SPEC,
+    )
+    assert status["appExitMessages"] == {
+        "container": "the commands ended with 3",
+        "runtime": {"exitCode": 255, "originUserExitCode": 3, "matchedUserLogString": "Traceback"},
+        "launcher": None,
+    }
+    assert status["appExitTriggerMessage"].startswith("FailedTaskCount 1 has reached")
+    assert (status["appExitTriggerTaskRoleName"], status["appExitTriggerTaskIndex"]) == ("worker1", 0)
+    assert (status["appLaunchedTime"], status["appCompletedTime"], status["appProgress"]) == (2000, 3250, 1)
+    role = document["taskRoles"]["worker1"]
+    assert role["taskRoleStatus"] == {"name": "worker1"}
+    (task,) = role["taskStatuses"]
+    assert task == {
+        "taskIndex": 0,
+        "taskUid": "task-0",
+        "taskState": "FAILED",
+        "retries": 3,
+        "accountableRetries": 1,
+        "createdTime": 1500,
+        "launchedTime": 2000,
+        "completedTime": 3250,
+        "attemptId": 0,
+        "attemptState": "FAILED",
+        "currentAttemptCreatedTime": 1500,
+        "currentAttemptLaunchedTime": 2000,
+        "currentAttemptCompletedTime": 3250,
+        "containerId": "pod-0",
+        "containerIp": "127.0.0.1",
+        "containerNodeName": "localhost",
+        "containerPorts": {"ssh": "26055", "nni": "1,2"},
+        "containerGpus": 0b101,
+        "containerLog": "/api/v2/jobs/ada~job/attempts/0/taskRoles/worker1/taskIndex/0/attempts/0/logs",
+        "containerExitCode": 255,
+        "containerExitSpec": SPEC,
+        "containerExitDiagnostics": "the commands ended with 3",
+    }
+
+
+def test_list_and_detail_say_the_same_of_a_job():
+    picture = a_failed_job()
+    item, status = answers.list_item(picture.job), answers.detail(picture)["jobStatus"]
+    shared = item.keys() & status.keys()
+    assert {"state", "retries", "completedTime", "appExitCode", "executionType", "virtualCluster"} <= shared
+    assert {key: item[key] for key in shared} == {key: status[key] for key in shared}
+
+
+def test_a_job_that_has_just_come_has_nothing_of_an_end():
+    job = a_summary()
+    attempt = AttemptSummary(0, State.WAITING, SubState.ATTEMPT_CREATION_PENDING, 1.0, None, None, None, None)
+    document = answers.detail(JobDetail(job, attempt, ()))
+    ends = {key: value for key, value in document["jobStatus"].items() if key.startswith("appExit")}
+    assert len(ends) == 8
+    assert set(ends.values()) == {None}
+    assert (document["taskRoles"], document["jobStatus"]["appProgress"]) == ({}, 0)
+
+
+def test_a_tasks_history_has_each_attempt_with_its_log():
+    picture = a_failed_job()
+    (task,) = picture.task_roles[0].tasks
+    history = answers.task_history(picture.job, 0, "worker1", task, [task.attempt])
+    assert (history["taskRoleName"], history["taskIndex"], history["taskState"]) == ("worker1", 0, "FAILED")
+    (attempt,) = history["attempts"]
+    assert attempt["containerLog"].endswith("/attempts/0/logs")
+    assert attempt["containerExitCode"] == 255
+
+
+def test_an_event_of_a_task_names_it_as_the_cluster_does_and_one_of_the_job_names_none():
+    job = a_summary()
+    of_task = JobEvent("u1", EventType.WARNING, "Failed", "ended with 3", 2.5, 0, "worker1", 4, "pod-0")
+    document = answers.event(of_task, job)
+    assert (document["taskName"], document["podUid"]) == (f"{job.debug_id}-worker1-4", "pod-0")
+    assert (document["type"], document["firstTimestamp"], document["frameworkName"]) == (
+        "Warning",
+        2500,
+        "ada~job",
+    )
+    of_job = answers.event(JobEvent("u2", EventType.NORMAL, "Submitted", "waits", 1.0, 0), job)
+    assert (of_job["taskName"], of_job["taskroleName"], of_job["taskIndex"]) == (None, None, None)
+
+
+def test_shares_of_virtual_clusters_are_by_gpus_where_there_are_any():
+    half = VirtualClusterView("a", ResourceCounts(1, 10, 2), ResourceCounts(1, 5, 1), 3)
+    rest = VirtualClusterView("b", ResourceCounts(9, 10, 2), ResourceCounts(0, 0, 0), 0)
+    total = answers.total_of([half, rest])
+    document = answers.virtual_cluster(half, total)
+    assert (document["capacity"], document["usedCapacity"], document["waitingJobs"]) == (50.0, 25.0, 3)
+    assert document["resourcesTotal"] == {"cpu": 1, "vCores": 1, "memory": 10, "gpu": 2, "GPUs": 2}
+    assert answers.virtual_cluster(rest, ResourceCounts(10, 20, 0))["capacity"] == 90.0
+    empty = VirtualClusterView("c", ResourceCounts(0, 0, 0), ResourceCounts(0, 0, 0), 0)
+    assert answers.virtual_cluster(empty, answers.total_of([empty]))["capacity"] == 0.0
+    (node,) = answers.node([half, rest]).values()
+    assert (node["total"]["gpu"], node["available"]) == (
+        4,
+        {"cpu": 9, "vCores": 9, "memory": 15, "gpu": 3, "GPUs": 3},
+    )
+
+
+def test_a_storage_says_where_it_is():
+    document = answers.storage_detail(StorageView("team", "/srv/team", True, True, False))
+    assert (document["name"], document["default"], document["readOnly"]) == ("team", True, True)
+    assert (document["data"], document["type"], document["mounted"]) == (
+        {"path": "/srv/team"},
+        "unknown",
+        False,
+    )

@@ -1,0 +1,139 @@
+"""Which jobs a list of OpenPAI shows, in which order, on which page."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openpai_pictures import a_summary
+
+from nni_manager.local_openpai.answers import list_item
+from nni_manager.local_openpai.core.states import State
+from nni_manager.local_openpai.listing import MOST_LIMIT, Listing
+from nni_manager.local_openpai.refusals import Refused
+
+JOBS = [
+    list_item(job)
+    for job in (
+        a_summary(name="c", submitted_at_s=3, tags=("x", "y"), completed_at_s=9, total_gpus=2),
+        a_summary(name="b", submitted_at_s=2, user="bob", state=State.RUNNING, priority="prod"),
+        a_summary(name="a", submitted_at_s=1, virtual_cluster="big", tags=("y",), completed_at_s=5),
+    )
+]
+
+
+def names(**query):
+    answer = Listing.of_query(query).answer(JOBS)
+    return "".join(item["name"] for item in answer)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, "cba"),
+        ({"username": "bob"}, "b"),
+        ({"username": "bob,ada"}, "cba"),
+        ({"username": ""}, ""),
+        ({"vc": "big"}, "a"),
+        ({"state": "RUNNING,STOPPED"}, "b"),
+        ({"state": "NONSENSE"}, ""),
+        ({"jobPriority": "prod"}, "b"),
+        ({"jobPriority": "default"}, "ca"),
+        ({"keyword": "b"}, "ba"),  # bob's, and in the virtual cluster big
+        ({"keyword": "B"}, ""),
+        ({"tagsContain": "x,z"}, "c"),
+        ({"tagsContain": "y"}, "ca"),
+        ({"tagsNotContain": "x,z"}, "ba"),
+        ({"tagsContain": "y", "tagsNotContain": "x"}, "a"),
+        ({"username": "ada", "vc": "default", "state": "WAITING"}, "c"),
+        ({"offset": "1"}, "ba"),
+        ({"limit": "2"}, "cb"),
+        ({"offset": "1", "limit": "1"}, "b"),
+        ({"limit": "0"}, ""),
+        ({"offset": "7"}, ""),
+        ({"order": "jobName,ASC"}, "abc"),
+        ({"order": "submissionTime,ASC"}, "abc"),
+        ({"order": "username,DESC"}, "bca"),
+        ({"order": "vc,ASC"}, "acb"),
+        ({"order": "totalGpuNumber,DESC"}, "cba"),
+        ({"order": "state,ASC"}, "bca"),
+        # What is not over yet comes after all that is, going up.
+        ({"order": "completionTime,ASC"}, "acb"),
+        ({"order": "completionTime,DESC"}, "bca"),
+        ({"unknown": "1"}, "cba"),
+    ],
+)
+def test_a_query_chooses_and_orders(query, found):
+    assert names(**query) == found
+
+
+def test_the_count_is_of_all_pages():
+    answer = Listing.of_query({"withTotalCount": "true", "limit": "1", "username": "ada"}).answer(JOBS)
+    assert (answer["totalCount"], [item["name"] for item in answer["data"]]) == (2, ["c"])
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"limit": str(MOST_LIMIT + 1)}, "Limit exceeds max number 50000."),
+        ({"limit": "-1"}, "cannot use limit=-1; write a whole number"),
+        ({"offset": "x"}, "cannot use offset=x; write a whole number"),
+        ({"offset": "٣"}, "cannot use offset=٣"),
+        ({"offset": "9" * 5000}, "cannot use offset=999"),
+        ({"limit": "1.5"}, "cannot use limit=1.5"),
+        ({"order": "jobname,ASC"}, 'cannot order by "jobname"; did you mean jobName?'),
+        ({"order": "jobName"}, "cannot use order=jobName,; write jobName,ASC or jobName,DESC"),
+        ({"order": "jobName,asc"}, "write jobName,ASC or jobName,DESC"),
+    ],
+)
+def test_a_query_that_says_nothing_is_refused_with_a_way_out(query, words):
+    with pytest.raises(Refused) as caught:
+        Listing.of_query(query)
+    assert (caught.value.code, caught.value.status) == ("InvalidParametersError", 400)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+ITEMS = st.lists(
+    st.builds(
+        lambda number, user, done, gpus, tags: list_item(
+            a_summary(
+                name=f"j{number}",
+                user=user,
+                completed_at_s=done,
+                total_gpus=gpus,
+                tags=tuple(tags),
+                submitted_at_s=gpus,
+            )
+        ),
+        st.integers(0, 10**6),
+        st.sampled_from(["ada", "bob"]),
+        st.none() | st.integers(0, 3),
+        st.integers(0, 3),
+        st.sets(st.sampled_from("xyz")),
+    ),
+    max_size=12,
+    unique_by=lambda item: item["name"],
+)
+ORDERS = st.sampled_from(
+    [f"{field},{way}" for field in ("submissionTime", "completionTime", "totalGpuNumber", "username", "jobPriority")
+     for way in ("ASC", "DESC")]
+)  # fmt: skip
+
+
+@given(ITEMS, ORDERS, st.integers(1, 5))
+def test_pages_put_together_are_the_whole_list_and_nothing_is_on_two(items, order, size):
+    whole = Listing.of_query({"order": order}).answer(items)
+    pages = [
+        Listing.of_query({"order": order, "offset": str(start), "limit": str(size)}).answer(items)
+        for start in range(0, len(items) + size, size)
+    ]
+    assert [item for page in pages for item in page] == whole
+    assert sorted(item["name"] for item in whole) == sorted(item["name"] for item in items)
+
+
+@given(ITEMS, st.sets(st.sampled_from("xyz"), min_size=1))
+def test_every_job_has_one_of_the_tags_or_none_of_them(items, tags):
+    words = ",".join(sorted(tags))
+    has = Listing.of_query({"tagsContain": words}).answer(items)
+    has_not = Listing.of_query({"tagsNotContain": words}).answer(items)
+    assert sorted(item["name"] for item in has + has_not) == sorted(item["name"] for item in items)
+    assert all(tags & set(item["tags"]) for item in has)
