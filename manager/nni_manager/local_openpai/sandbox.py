@@ -46,6 +46,10 @@ class SandboxCommands:
         return asdict(self)
 
 
+CLUSTER_LABEL = "trial-keeper.cluster"
+"""The label of each container: where the cluster that made it keeps its containers' folders."""
+
+
 def container_tool() -> str:
     """podman, or else docker.
 
@@ -80,6 +84,7 @@ def sandbox_commands(
     if role.image_auth is not None:
         begin += ["--config", str(folder)] if tool == "docker" else []
     begin += ["run", "--detach", "--name", _name(container_id), "--network", "host"]
+    begin += ["--label", f"{CLUSTER_LABEL}={folder.parent}"]
     begin += (
         ["--authfile", str(folder / "config.json")]
         if role.image_auth is not None and tool == "podman"
