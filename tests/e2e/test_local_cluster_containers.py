@@ -14,7 +14,7 @@ from real_containers import Podman, why_not_here
 from nni_manager.local_openpai.errors import JobUnknown, LogUnknown
 from nni_manager.local_openpai.jobs import ExecutionType, RetryCounts, State
 from nni_manager.local_openpai.runner import _not_made
-from nni_manager.local_openpai.sandbox import SandboxMissing, registry_logins
+from nni_manager.local_openpai.sandbox import CLUSTER_LABEL, SandboxMissing, registry_logins
 from nni_manager.local_openpai.settings import Sandbox, StorageSettings
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
@@ -38,7 +38,8 @@ def play(podman, tmp_path, monkeypatch):
 
     def containers():
         return podman.run(
-            "podman", "ps", "--all", "--filter", "name=^openpai-", "--format", "{{.Names}}"
+            *("podman", "ps", "--all", "--format", "{{.Names}}"),
+            *("--filter", f"label={CLUSTER_LABEL}={tmp_path / 'state/containers'}"),
         ).split()
 
     def make(scenario, **changes):

@@ -257,3 +257,28 @@ def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, 
     asyncio.run(asyncio.wait_for(broken(), 30))
     assert "the cluster stands still" in caplog.text
     asyncio.run(asyncio.wait_for(go_on(), 30))
+
+
+def test_another_process_with_the_same_number_is_not_taken_for_the_task(folder):
+    async def begin():
+        async with running(settings(folder)) as cluster:
+            await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
+
+            async def runs():
+                return (await cluster.job("alice", "job")).job.state is State.RUNNING
+
+            await until(runs)
+
+    async def go_on():
+        async with running(settings(folder)) as cluster:
+            detail = await over(cluster)
+            assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
+
+    asyncio.run(asyncio.wait_for(begin(), 30))
+    (document,) = (folder / "state/containers").glob("*/process.json")
+    process = json.loads(document.read_text())
+    os.kill(process["pid"], 9)
+    # Time went by, and this process got its number.
+    document.write_text(json.dumps({**process, "pid": os.getpid()}))
+    asyncio.run(asyncio.wait_for(go_on(), 30))
+    assert processes_of(folder) == []

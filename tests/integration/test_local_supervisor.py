@@ -98,10 +98,14 @@ def test_a_read_only_storage_takes_nothing_and_what_was_beside_it_stays(containe
     assert sorted(each.name for each in parent.iterdir()) == ["folder", "link"]
 
 
-def test_nothing_starts_in_a_folder_that_was_claimed(tmp_path):
-    assert claim(tmp_path, {"pid": None})
-    assert forked(tmp_path) != BEGUN
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["process.json", "supervisor.stderr"]
+def test_nothing_starts_in_a_folder_that_was_claimed(container, tmp_path):
+    container(f"echo ran >> {tmp_path}/ran")
+    folder = tmp_path / "containers/c"
+    assert forked(folder) != BEGUN
+    (folder / "process.json").unlink()
+    assert claim(folder, {"pid": None})
+    assert forked(folder) != BEGUN
+    assert (tmp_path / "ran").read_text() == "ran\n"
 
 
 def test_a_supervisor_that_cannot_begin_says_why(tmp_path):

@@ -46,6 +46,10 @@ class SandboxCommands:
         return asdict(self)
 
 
+CLUSTER_LABEL = "trial-keeper.cluster"
+"""The label of each container: where the cluster that made it keeps its containers' folders."""
+
+
 def container_tool() -> str:
     """podman, or else docker.
 
@@ -81,6 +85,7 @@ def sandbox_commands(
         begin += ["--config", str(folder)] if tool == "docker" else []
     # As in OpenPAI, the image's own entry point does not run.
     begin += ["run", "--detach", "--name", _name(container_id), "--network", "host", "--entrypoint", ""]
+    begin += ["--label", f"{CLUSTER_LABEL}={folder.parent}"]
     begin += (
         ["--authfile", str(folder / "config.json")]
         if role.image_auth is not None and tool == "podman"
