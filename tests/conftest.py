@@ -1,6 +1,8 @@
 """Fixtures that many tests share."""
 
+import contextlib
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,23 @@ def signals_of_a_terminal() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares a session: the tests of a file, and all that build or run containers."""
+    for item in items:
+        group = "containers" if item.get_closest_marker("containers") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture
+def open_way(tmp_path: Path) -> None:
+    """Other users may pass to this test's folder."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        with contextlib.suppress(PermissionError):
+            folder.chmod(folder.stat().st_mode | 0o755)
 
 
 @pytest.fixture

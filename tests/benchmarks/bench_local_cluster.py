@@ -1,11 +1,16 @@
 """What the local OpenPAI cluster costs: from the submission of a job to the first line of its commands, and many jobs at once."""
 
 import asyncio
+import json
+import os
+import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 # The shared helpers lie with the tests.
@@ -46,6 +51,105 @@ def submission() -> list[Row]:
     ]
 
 
+def keeper_connected() -> list[Row]:
+    """From the moment a trial wants a job on the OpenPAI of this machine until its keeper has connected, a job for each trial."""
+    with tempfile.TemporaryDirectory() as folder:
+        delays_ms = _connection_delays_ms(Path(folder))
+    bare_ms = statistics.median(
+        _took_ms(lambda: subprocess.run([sys.executable, "-c", ""], check=True)) for _ in range(ALONE)
+    )
+    delay_ms = statistics.median(delays_ms)
+    return [
+        Row(
+            "local OpenPAI: submit -> keeper connected",
+            f"{delay_ms:.0f} ms",
+            f"python -c '' {bare_ms:.0f} ms",
+            f"{delay_ms / bare_ms:.0f} x",
+            "<= 25 x",
+            delay_ms <= 25 * bare_ms,
+        )
+    ]
+
+
+def _connection_delays_ms(home: Path) -> list[float]:
+    work, storage = home / "work", home / "storage"
+    work.mkdir()
+    storage.mkdir()
+    (work / "train.py").write_text(
+        "import nni_sdk\nnni_sdk.report_final_result(nni_sdk.get_next_parameter()['x'])\n"
+    )
+    (work / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+    trial = {
+        "command": "python3 train.py",
+        "codeDir": ".",
+        "gpuNum": 0,
+        "cpuNum": 1,
+        "memoryMB": 64,
+        "image": "none is needed",
+        "nniManagerNFSMountPath": str(storage),
+        "containerNFSMountPath": "/mnt/confignfs-data",
+        "paiStorageConfigName": "confignfs-data",
+    }
+    experiment = {
+        "authorName": "bench",
+        "experimentName": "bench",
+        "trialConcurrency": 1,
+        "maxTrialNum": ALONE,
+        "trainingServicePlatform": "pai",
+        "searchSpacePath": "search_space.json",
+        "logDir": str(home / "experiments"),
+        "tuner": {"builtinTunerName": "Random"},
+        "trial": trial,
+        "paiConfig": {"userName": "me", "token": "none is needed", "host": "local"},
+    }
+    (work / "config.yml").write_text(json.dumps(experiment))  # JSON is YAML
+    environ = os.environ | {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+
+    def nnictl(*arguments: str) -> None:
+        subprocess.run(
+            [Path(sys.executable).with_name("nnictl"), *arguments],
+            env=environ,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=240,
+        )
+
+    # A port of its own: the user's service may be running.
+    nnictl("openpai", "start", f"--port={_free_port()}", f"--storage={storage}")
+    try:
+        nnictl("create", "--config", str(work / "config.yml"), "--port", "auto", "--foreground")
+    finally:
+        nnictl("openpai", "stop-service")
+    (log,) = home.glob("experiments/*/log/nnimanager.log")
+    began_at_s, delays_ms = {}, []
+    for line in log.read_text().splitlines():
+        if (
+            found := re.match(
+                r"(\S+ [\d:]+),(\d+) .* (?:trial (\w+): WAITING|job (\w+): keeper .* connected)$", line
+            )
+        ) is None:
+            continue
+        at_s = time.mktime(time.strptime(found[1], "%Y-%m-%d %H:%M:%S")) + int(found[2]) / 1000
+        if found[3]:
+            began_at_s[found[3]] = at_s
+        else:
+            delays_ms.append(1000 * (at_s - began_at_s[found[4]]))
+    assert len(delays_ms) == ALONE
+    return delays_ms
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _took_ms(action: Callable[[], object]) -> float:
+    began_s = time.monotonic()
+    action()
+    return 1000 * (time.monotonic() - began_s)
+
+
 async def _measured(folder: Path) -> tuple[float, float]:
     async with running(settings(folder)) as cluster:
         delays = []
@@ -73,4 +177,4 @@ def _bare_ms() -> float:
 
 
 if __name__ == "__main__":
-    print(render(submission()))
+    print(render([*submission(), *keeper_connected()]))

@@ -3,7 +3,7 @@
 import sys
 
 from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood
-from bench_local_cluster import submission
+from bench_local_cluster import keeper_connected, submission
 from bench_sdk import decode_cost, import_cost, report_cost
 from bench_stdout import stdout_rate
 from bench_turnaround import turnaround
@@ -18,6 +18,7 @@ MEASUREMENTS = (
     report_to_row_in_a_flood,
     stdout_rate,
     submission,
+    keeper_connected,
     at_rest,
 )
 

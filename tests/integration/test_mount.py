@@ -1,6 +1,5 @@
 """A keeper enters shared storage: missing, late, forbidden, read-only or full; and unpacks the code from it."""
 
-import contextlib
 import io
 import os
 import re
@@ -198,14 +197,6 @@ def test_storage_with_no_room_for_the_code_fails_the_trial_with_that_reason(stor
     keeper = storage.start_on_mount(prefix=mounting(script))
     assert keeper.wait() == 112
     assert "No space left on device; free some space there" in one_line(keeper)
-
-
-@pytest.fixture
-def open_way(tmp_path):
-    """Others may pass to the storage."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        with contextlib.suppress(PermissionError):
-            folder.chmod(folder.stat().st_mode | 0o755)
 
 
 @as_root

@@ -40,6 +40,8 @@ trial: {command: "true", codeDir: .}
 def state_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    # What is captured has no width, whatever the terminal has in which the tests run.
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_what_the_table_does_not_hold_cannot_happen(a_trial, state: TrialState, 
         assert trial.state is state
 
 
-@pytest.mark.parametrize("state", FINAL_STATES)
+@pytest.mark.parametrize("state", sorted(FINAL_STATES))
 def test_nothing_happens_to_a_trial_that_is_over(state: TrialState) -> None:
     assert state.is_final
     assert not [event for event in TrialEvent if (state, event) in NEXT]
