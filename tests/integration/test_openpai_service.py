@@ -161,6 +161,14 @@ def test_an_option_that_says_nothing_is_told_before_anything_is_started(nnictl, 
     assert not state.path.exists()
 
 
+def test_a_storage_that_was_made_before_the_first_start_is_no_obstacle(state):
+    state.storage.mkdir(parents=True)
+    (state.storage / "data").write_text("mine")
+    state.make()
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
+    assert (state.storage / "data").read_text() == "mine"
+
+
 def test_a_folder_of_something_else_is_left_alone(nnictl, state):
     state.path.mkdir(mode=0o755)
     (state.path / "thesis.tex").touch()

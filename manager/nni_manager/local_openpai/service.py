@@ -152,7 +152,8 @@ class StateFolder:
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            entries = {entry.name for entry in self.path.iterdir()}
+            # An experiment that asks for the storage here may have made it before the first start.
+            entries = {entry.name for entry in self.path.iterdir()} - {self.storage.name}
             if entries and self._lock.path.name not in entries:
                 raise FolderUnusable(
                     f"cannot use {self.path} as state directory: it holds something else, such as {min(entries)}; "
