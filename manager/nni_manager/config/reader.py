@@ -29,6 +29,7 @@ from nni_manager.config.v1 import (
     LocalExperimentV1,
     PaiExperimentV1,
 )
+from nni_manager.config.v2 import DocumentV2, as_v1, is_v2
 
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 # your_pai_token, as OpenPAI's page has it.
@@ -49,7 +50,7 @@ def read_experiment_file(path: Path) -> ExperimentConfig:
             f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
         )
         raise ConfigInvalid([Mistake(str(path), 1, 1, "", message)])
-    return _Reading(path, document).experiment()
+    return _Reading(path, as_v1(document) if is_v2(document.value) else document).experiment()
 
 
 class _Reading:
@@ -66,6 +67,8 @@ class _Reading:
             PaiExperimentV1 if self.is_on_pai else LocalExperimentV1
         )
         self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
+        # v2 has the search space in the file itself, too.
+        self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
         self.mistakes = list(document.mistakes)
         self.expansions: list[Expansion] = []
 
@@ -294,6 +297,8 @@ class _Reading:
         return class_args
 
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
+        if self.space_here is not None:
+            return self._search_space_here()
         written = self.raw.get("searchSpacePath")
         if written is None and self.raw.get("useAnnotation") is not True:
             self._refuse(
@@ -319,6 +324,16 @@ class _Reading:
         self.mistakes += document.mistakes
         self.mistakes += [document.mistake(place, message) for place, message in problems]
         return document.value, space
+
+    def _search_space_here(self) -> tuple[dict[str, Any], SearchSpace | None]:
+        assert isinstance(self.document, DocumentV2)
+        place = ("searchSpace",)
+        if self.raw.get("searchSpacePath") is not None:
+            both = "cannot use searchSpace: there is searchSpaceFile, too; keep one of the two"
+            self.mistakes.append(self.document.said(place, both))
+        space, problems = read_search_space(self.space_here)
+        self.mistakes += [self.document.said((*place, *where), message) for where, message in problems]
+        return self.space_here, space
 
     def _code_dir(self) -> Path | None:
         trial = self.raw.get("trial")

@@ -1,0 +1,172 @@
+"""Experiment files of NNI's v2: read as what v1 would say, with mistakes told in v2's words."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.reader import read_experiment_file
+
+LOCAL = """\
+experimentName: digits
+searchSpace:
+  lr: {_type: loguniform, _value: [0.001, 1]}
+trialCommand: python3 train.py
+trialCodeDirectory: .
+trialConcurrency: 2
+trialGpuNumber: 0
+maxExperimentDuration: 2h
+maxTrialNumber: 10
+tuner:
+  name: TPE
+  classArgs: {optimize_mode: maximize}
+trainingService:
+  platform: local
+"""
+OPENPAI = """\
+searchSpaceFile: space.json
+trialCommand: python3 train.py
+trialConcurrency: 2
+trialGpuNumber: 1
+tuner: {name: Random}
+trainingService:
+  platform: openpai
+  host: openpai.example.com
+  username: ada
+  token: a-token
+  trialCpuNumber: 4
+  trialMemorySize: 8 GB
+  dockerImage: registry.example.com/me/train:1
+  virtualCluster: default
+  localStorageMountPoint: storage
+  containerStorageMountPoint: /mnt/confignfs-data
+  storageConfigName: confignfs-data
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "storage").mkdir()
+    (tmp_path / "space.json").write_text(json.dumps({"x": {"_type": "uniform", "_value": [0, 1]}}))
+    return tmp_path
+
+
+def read(place: Path, text: str) -> ExperimentConfig:
+    (place / "exp.yml").write_text(text)
+    return read_experiment_file(place / "exp.yml")
+
+
+def mistakes(place: Path, text: str) -> list[tuple[int | None, str, str]]:
+    with pytest.raises(ConfigInvalid) as caught:
+        read(place, text)
+    return [(each.line, each.key, each.message) for each in caught.value.mistakes]
+
+
+def test_a_file_for_this_machine_says_what_its_v1_form_would(place: Path) -> None:
+    config = read(place, LOCAL)
+    assert (config.experiment_name, config.training_service) == ("digits", "local")
+    assert (config.trial_command, config.code_dir) == ("python3 train.py", place)
+    assert (config.max_exec_duration_s, config.max_trial_number, config.gpu_num) == (7200, 10, 0)
+    assert (config.tuner.name, config.tuner.optimize_mode) == ("TPE", "maximize")
+    assert config.search_space_raw == {"lr": {"_type": "loguniform", "_value": [0.001, 1]}}
+    assert not config.reuse.is_on
+
+
+def test_a_file_for_openpai_says_what_its_v1_form_would(place: Path) -> None:
+    config = read(place, OPENPAI)
+    pai = config.pai
+    assert pai is not None
+    assert (config.training_service, config.experiment_name) == ("pai", "exp")
+    assert (pai.host, pai.user, pai.token) == ("https://openpai.example.com", "ada", "a-token")
+    assert (pai.gpu, pai.cpu, pai.memory_mb) == (1, 4, 8192)
+    assert (pai.storage, pai.mount, pai.storage_name) == (
+        place / "storage",
+        "/mnt/confignfs-data",
+        "confignfs-data",
+    )
+    assert (pai.image, pai.virtual_cluster) == ("registry.example.com/me/train:1", "default")
+    assert config.reuse.is_on, "in v2 it is, unless the file says otherwise"
+    assert not read(place, OPENPAI + "  reuseMode: false\n").reuse.is_on
+
+
+def test_the_cluster_of_this_machine_can_be_named(place: Path) -> None:
+    config = read(place, OPENPAI.replace("openpai.example.com", "local"))
+    assert config.pai is not None
+    assert config.pai.host == "local"
+
+
+@pytest.mark.parametrize(
+    ("size", "memory_mb"),
+    [("8gb", 8192), ("8 g", 8192), ("1.5GB", 1536), ("512mb", 512), ("1t", 1024 * 1024)],
+)
+def test_sizes_are_read_with_their_units(place: Path, size: str, memory_mb: int) -> None:
+    config = read(place, OPENPAI.replace("8 GB", f'"{size}"'))
+    assert config.pai is not None
+    assert config.pai.memory_mb == memory_mb
+
+
+def test_keys_may_be_written_with_underscores(place: Path) -> None:
+    text = OPENPAI
+    for camel, snake in {
+        "trialCommand": "trial_command",
+        "searchSpaceFile": "search_space_file",
+        "trainingService": "training_service",
+        "trialMemorySize": "trial_memory_size",
+    }.items():
+        text = text.replace(camel, snake)
+    assert read(place, text) == read(place, OPENPAI)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "key", "words"),
+    [
+        ("trialConcurrency: 2", "trialConcurrency: 0", 3, "trialConcurrency", "cannot use trialConcurrency: 0 is not"),
+        ("trialCommand: python3 train.py", "trialCommand: 5", 2, "trialCommand", "cannot use trialCommand: 5 is not"),
+        ("  token: a-token", "  token: 5", 10, "trainingService.token", "write e.g. token: "),
+        ("8 GB", "much", 12, "trainingService.trialMemorySize", '"much" is not a size; write e.g. trialMemorySize: 8gb'),
+        ("8 GB", "1mb", 12, "trainingService.trialMemorySize", "cannot use trainingService.trialMemorySize: 1 is not"),
+        ("  storageConfigName", "  storageName", 17, "trainingService.storageName", "did you mean"),
+        ("trialGpuNumber: 1\n", "", None, "trialGpuNumber", "cannot do without trialGpuNumber"),
+        ("  username: ada\n", "", 6, "trainingService.username", "cannot do without trainingService.username"),
+        ("name: Random", "name: Randm", 5, "tuner.name", "Random"),
+        ("tuner: ", "maxTrialDuration: 1h\ntuner: ", 5, "maxTrialDuration", "not in this version yet"),
+        ("space.json", "no.json", 1, "searchSpaceFile", "cannot use searchSpaceFile: there is no"),
+        ("storage\n", "nowhere\n", 15, "trainingService.localStorageMountPoint", "there is no folder"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_line_and_by_v2s_names(
+    place: Path, before: str, after: str, line: int | None, key: str, words: str
+) -> None:
+    text = OPENPAI.replace(before, after, 1)
+    assert text != OPENPAI
+    found = [each for each in mistakes(place, text) if each[1] == key]
+    assert len(found) == 1, mistakes(place, text)
+    assert found[0][0] == line or line is None
+    assert words in found[0][2]
+    assert re.search(r"\b(paiConfig|trial\.\w+|builtinTunerName)\b", found[0][2]) is None, "a word of v1"
+
+
+def test_all_mistakes_are_told_at_once(place: Path) -> None:
+    text = OPENPAI.replace("8 GB", "much").replace("trialConcurrency: 2", "trialConcurrency: none")
+    assert [each[1] for each in mistakes(place, text + "surprise: 1\n")] == [
+        "trialConcurrency",
+        "trainingService.trialMemorySize",
+        "surprise",
+    ]
+
+
+def test_a_search_space_in_the_file_is_checked_in_its_place(place: Path) -> None:
+    ((line, key, message),) = mistakes(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
+    assert (line, key) == (3, "searchSpace.lr")
+    assert message.startswith("cannot use")
+    ((line, key, message),) = mistakes(place, LOCAL + "searchSpaceFile: space.json\n")
+    assert (line, key) == (2, "searchSpace")
+    assert "keep one of the two" in message
+
+
+def test_several_services_at_once_are_told_to_be_too_many(place: Path) -> None:
+    text = LOCAL.replace("trainingService:\n  platform: local\n", "trainingService: [{platform: local}]\n")
+    assert any("several at once" in message for _, _, message in mistakes(place, text))
