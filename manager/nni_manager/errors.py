@@ -26,3 +26,7 @@ class TryAgain(NniManagerError):
 
 class Bug(NniManagerError):
     """cannot happen, and did: this is a bug of trial-keeper; please report it with the manager's log"""
+
+
+CANNOT_LISTEN = "cannot listen"
+"""How a server's last words begin that has lost a race for its port."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from nni_manager.errors import UserMistake
+from nni_manager.errors import CANNOT_LISTEN, UserMistake
 
 # Other names of a server on loopback mean that some web page made the browser come here (DNS rebinding).
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -30,7 +30,7 @@ def listen(host: str, port: int, way_out: str) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise PortUnusable(f"cannot listen on {host}:{port}: {error.strerror}; {way_out}") from error
+        raise PortUnusable(f"{CANNOT_LISTEN} on {host}:{port}: {error.strerror}; {way_out}") from error
     return listener
 
 

@@ -1,6 +1,7 @@
 """Experiments on the OpenPAI that this machine brings along: nnictl, the service, tasks and keepers, all real."""
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from real_containers import Podman, why_not_here
 from real_experiment import wait_until
 
@@ -164,6 +166,21 @@ def jobs(nnictl):
 
 def trials(nnictl, experiment_id):
     return json.loads(nnictl("trial", "ls", experiment_id, "--json").stdout)
+
+
+def test_what_start_prints_for_an_experiment_file_runs_without_the_keeper_on_the_path(home, nnictl):
+    told = nnictl("openpai", "status").stdout
+    snippet = yaml.safe_load(told.split("-" * 84)[1])
+    assert snippet["paiConfig"] == {
+        "userName": "root" if os.getuid() == 0 else getpass.getuser(),
+        "host": "local",
+    }
+    config = yaml.safe_load((home / "work/config.yml").read_text())
+    config |= {"trainingServicePlatform": "pai", "maxTrialNum": 1, "paiConfig": snippet["paiConfig"]}
+    config["trial"] |= snippet["trial"] | {"command": f"{sys.executable} train.py"}
+    (home / "work/config.yml").write_text(yaml.safe_dump(config))
+    experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
+    assert [each["status"] for each in trials(nnictl, experiment_id)] == ["SUCCEEDED"]
 
 
 @pytest.mark.skipif(

@@ -640,6 +640,16 @@ def test_what_is_no_job_is_refused(play, text):
     refused(play, text, JobInvalid, "cannot")
 
 
+def test_nothing_but_names_and_paths_gets_into_a_command_line(play, tmp_path):
+    (tmp_path / "share").mkdir()
+    storages = (StorageSettings("nfs", tmp_path / "share"),)
+    image = a_job((("prerequisites", 0, "uri"), "--volume=/:/host"))
+    refused(play, text_of(image).encode(), JobInvalid, "no name of an image begins so", storages=storages)
+    for path in ("/a:rw,exec", "relative", "/a,b"):
+        mount = commands("true", extras={"storages": [{"name": "nfs", "mountPath": path}]})
+        refused(play, mount, JobInvalid, "no plain absolute path", storages=storages)
+
+
 def test_a_job_names_what_is_there(play):
     elsewhere = commands("true", defaults={"virtualCluster": "gpu"})
     refused(play, elsewhere, VirtualClusterUnknown, "cannot find virtual cluster gpu; use one of default")

@@ -291,3 +291,19 @@ def test_no_more_is_given_than_there_is_and_everybody_gets_a_turn_in_order(needs
         cluster.give_back(f"c{running.pop(data.draw(st.integers(0, len(running) - 1)))}")
     assert order == sorted(order)
     assert cluster.used == ResourceCounts()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "line", ["tensorflow step 1 of 2\r", "Loaded runtime CuDNN library 1 ", "CUDA error\n"]
+)
+def test_a_log_of_megabytes_without_an_end_of_line_is_looked_through_at_once(line: str) -> None:
+    assert container_exit(1, line * (5_000_000 // len(line))).code == 255
+
+
+def test_signs_are_found_on_one_line_in_their_order() -> None:
+    log = "tensorflow begins\nTensorFlow: ResourceExhaustedError: OOM when allocating\nmore"
+    found = container_exit(1, log)
+    assert (found.code, found.matched_log) == (221, "TensorFlow: ResourceExhaustedError: OOM when allocating")
+    assert container_exit(1, "OOM ResourceExhaustedError tensorflow").code == 255
+    assert container_exit(1, "tensorflow\nResourceExhaustedError\nOOM").code == 255

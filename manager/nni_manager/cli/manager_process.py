@@ -18,7 +18,7 @@ from nni_manager.cli import output
 from nni_manager.cli.client import ManagerClient, ManagerSilent
 from nni_manager.cli.experiments import KnownExperiment
 from nni_manager.cli.preflight import HOST, ports_are_free
-from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.errors import CANNOT_LISTEN, TryAgain, UserMistake
 from nni_manager.store.folders import ExperimentFolder, Registry
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def start_manager(
             return _start_on(folder, port, debug, is_new)
         except ManagerFailed as error:
             failure = error
-            if ports_are_free(port):
+            # Whoever was quicker may have let go of it again.
+            if CANNOT_LISTEN not in str(error) and ports_are_free(port):
                 raise
     raise failure or ManagerFailed()
 

@@ -169,6 +169,10 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
     output.plain(f"  paiStorageConfigName: {storage}")
     output.plain("paiConfig:")
     output.plain(f"  userName: {credentials.user}")
-    output.plain(f"  token: {credentials.token}")
-    output.plain(f"  host: http://{process.address}")
+    if service.state == _state(None):
+        # Found by itself; tasks get this environment's Python, and storages where the kernel mounts none.
+        output.plain("  host: local")
+    else:
+        output.plain(f"  token: {credentials.token}")
+        output.plain(f"  host: http://{process.address}")
     output.plain(output.RULE)

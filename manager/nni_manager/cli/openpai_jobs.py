@@ -67,8 +67,9 @@ class Access:
             from nni_manager import services
 
             here = services.running_here(patience)
-            if here is not None:
+            if here is not None and not (self.user or self.token):
                 return here
+            host = host if here is None else here.address
         user = self.user or os.environ.get("OPENPAI_USER")
         token = self.token or os.environ.get("OPENPAI_TOKEN")
         password = None if token else os.environ.get("OPENPAI_PASSWORD")

@@ -237,6 +237,7 @@ class Cluster:
         except ProtocolInvalid as error:
             raise JobInvalid(error.mistakes) from error
         plan = made.plan
+        _check_words(plan)
         self._check_places(plan)
         now_s = time.time()
         notes = [Note(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
@@ -706,3 +707,19 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _check_words(plan: JobPlan) -> None:
+    """What ends up in a command line of this machine is no more than it looks like."""
+    problems = [
+        f"cannot use image {role.image!r} of task role {role.name}: no name of an image begins so; write e.g. ubuntu:22.04"
+        for role in plan.roles
+        if role.image.startswith("-")
+    ]
+    problems += [
+        f"cannot mount storage {mount.name} at {mount.mount_path!r}: it is no plain absolute path; write e.g. /mnt/{mount.name}"
+        for mount in plan.storages
+        if not mount.mount_path.startswith("/") or {":", ","} & set(mount.mount_path)
+    ]
+    if problems:
+        raise JobInvalid([ProtocolMistake("", None, None, "", problem) for problem in problems])

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +141,12 @@ class Runner:
     def start(self, plan: JobPlan, effect: StartContainer) -> None:
         """Start a container; what comes of it is told."""
         self._containers[effect.task.container_id] = _Container(plan, self._logs(plan, effect.task))
-        self._soon(self._start(plan, effect))
+        self._soon(self._start(plan, effect), effect.task.container_id)
 
     def adopt(self, plan: JobPlan, task: Task) -> None:
         """Find out what became of a container of an earlier cluster, and watch it if it runs."""
         self._containers[task.container_id] = _Container(plan, self._logs(plan, task))
-        self._soon(self._adopt(task.container_id))
+        self._soon(self._adopt(task.container_id), task.container_id)
 
     def stop(self, container_id: str) -> None:
         """End a container, with grace. One that is unknown has ended."""
@@ -195,6 +196,10 @@ class Runner:
         runtime, work = folder / "runtime", folder / "work"
         for path in (folder, runtime, work):
             path.mkdir(mode=0o700, parents=True)
+        if self._tool is not None:
+            runtime.chmod(
+                0o777
+            )  # an image's own user runs them; nobody else of this machine gets into the folder above
         seen = str(runtime) if self._tool is None else RUNTIME_IN_CONTAINER
         stages = []
         role = plan.role(effect.task.role)
@@ -264,6 +269,9 @@ class Runner:
         except OSError as error:
             self._ended(container_id, Exit(NODE_LOST, diagnostics=f"cannot read {folder}: {error}"))
             return
+        except (ValueError, KeyError):  # a disk that lost what was written there, as with the machine's power
+            await self._finish(container_id)
+            return
         if process is None:
             problem = "the cluster was ended before it had started this container; nothing of it ran"
             self._ended(container_id, Exit(NOT_CREATED, diagnostics=problem))
@@ -288,7 +296,7 @@ class Runner:
 
     def _note_end(self, container_id: str) -> None:
         self._unwatch(self._containers[container_id])
-        self._soon(self._finish(container_id))
+        self._soon(self._finish(container_id), container_id)
 
     def _unwatch(self, container: _Container) -> None:
         if container.killing is not None:
@@ -331,15 +339,21 @@ class Runner:
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
-    def _soon(self, work: Any) -> None:
+    def _soon(self, work: Any, container_id: str | None = None) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, container_id))
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, container_id: str | None, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("cannot look after a container: this is a bug", exc_info=task.exception())
+        if task.cancelled() or task.exception() is None:
+            return
+        logger.error("cannot look after a container: this is a bug", exc_info=task.exception())
+        if container_id in self._containers:
+            # No bug may hold its place for ever.
+            self._unwatch(self._containers[container_id])
+            problem = f"cannot look after it, which is a bug of the cluster: {task.exception()!r}; report it"
+            self._ended(container_id, Exit(NODE_LOST, diagnostics=problem))
 
 
 def _process_of(folder: Path) -> dict[str, Any] | None:

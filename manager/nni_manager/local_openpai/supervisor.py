@@ -92,7 +92,10 @@ def boot_id() -> str:
 def claim(folder: Path, document: Mapping[str, Any]) -> bool:
     """Make process.json with this content; whether nobody else has made it before."""
     temporary = folder / f".{PROCESS}.{os.getpid()}"
-    temporary.write_text(json.dumps(document), encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())  # a name without its content would claim it for nobody
     try:
         os.link(temporary, folder / PROCESS)
     except FileExistsError:

@@ -10,7 +10,7 @@ import grpc.aio
 
 from nni_manager.domain.receiving import StreamBroken
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
-from nni_manager.errors import UserMistake
+from nni_manager.errors import CANNOT_LISTEN, UserMistake
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_from_pb, manager_messages_to_pb
 from trial_keeper.wire.messages import Hello, KeeperMessage, ManagerMessage
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
@@ -155,7 +155,7 @@ class KeeperServer:
             self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
             raise UserMistake(
-                f"cannot listen for keepers on {host}:{port}: {error}; choose another pair of ports with --port N"
+                f"{CANNOT_LISTEN} for keepers on {host}:{port}: {error}; choose another pair of ports with --port N"
             ) from error
         await self._server.start()
 

@@ -10,7 +10,6 @@ from another, do not arise here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -188,23 +187,52 @@ class ContainerExit:
 
 # Signals that OpenPAI lets through. Others end as 255.
 _SIGNALS = frozenset({130, 131, 132, 134, 135, 136, 137, 139, 141, 143})
-_COMMAND_NOT_FOUND = re.compile("command not found")
+_COMMAND_NOT_FOUND = "command not found"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """Words that one line of a log has in this order. No pattern: a log has lines of megabytes, and all else waits meanwhile."""
+
+    code: int
+    words: tuple[str, ...]
+    ignores_case: bool = True
+
+    def found_in(self, log: str, folded: str) -> str | None:
+        """What the first such line says from the first word on. `folded` is the log in lower case."""
+        text = folded if self.ignores_case else log
+        begin = text.find(self.words[0])
+        while begin >= 0:
+            end = text.find("\n", begin)
+            end = len(text) if end < 0 else end
+            at = begin
+            for word in self.words:
+                at = text.find(word, at, end)
+                if at < 0:
+                    break
+                at += len(word)
+            else:
+                # A letter in a hundred thousand has another length in lower case; then the text in lower case will do.
+                return (log if len(log) == len(folded) else text)[begin:end][:LONGEST_MATCH]
+            begin = text.find(self.words[0], end)
+        return None
+
+
 # In the order in which they are tried; the first that is found wins.
-_SIGNS_IN_LOG: tuple[tuple[int, re.Pattern[str]], ...] = tuple(
-    (code, re.compile(sign, re.IGNORECASE if ignores_case else 0))
-    for code, sign, ignores_case in (
-        (221, r"tensorflow[^\n]*ResourceExhaustedError[^\n]*OOM[^\n]*", True),
-        (222, r"Signal code: Address not mapped[^\n]*", True),
-        (223, r"CUDA_ERROR_ECC_UNCORRECTABLE[^\n]*", True),
-        (224, r"CUDA driver version is insufficient for CUDA runtime version[^\n]*", True),
-        (225, r"Loaded runtime CuDNN library[^\n]*but source was compiled with[^\n]*", True),
-        (226, r"CUDA out of memory[^\n]*|cuda runtime error \(2\)[^\n]*", True),
-        (228, r"invalid argument:[^\n]*|dynamic_rnn\(\) got[^\n]*", False),
-        (231, r"SyntaxError:[^\n]*", False),
-        (232, r"ImportError:[^\n]*", False),
-        (233, r"IndexError:[^\n]*", False),
-        (234, r"Segmentation fault[^\n]*", True),
-    )
+_SIGNS_IN_LOG = (
+    _Sign(221, ("tensorflow", "resourceexhaustederror", "oom")),
+    _Sign(222, ("signal code: address not mapped",)),
+    _Sign(223, ("cuda_error_ecc_uncorrectable",)),
+    _Sign(224, ("cuda driver version is insufficient for cuda runtime version",)),
+    _Sign(225, ("loaded runtime cudnn library", "but source was compiled with")),
+    _Sign(226, ("cuda out of memory",)),
+    _Sign(226, ("cuda runtime error (2)",)),
+    _Sign(228, ("invalid argument:",), ignores_case=False),
+    _Sign(228, ("dynamic_rnn() got",), ignores_case=False),
+    _Sign(231, ("SyntaxError:",), ignores_case=False),
+    _Sign(232, ("ImportError:",), ignores_case=False),
+    _Sign(233, ("IndexError:",), ignores_case=False),
+    _Sign(234, ("segmentation fault",)),
 )
 
 
@@ -217,10 +245,10 @@ def container_exit(user_exit_code: int, log: str) -> ContainerExit:
         return ContainerExit(0, 0)
     if user_exit_code in _SIGNALS:
         return ContainerExit(user_exit_code, user_exit_code)
-    found = _COMMAND_NOT_FOUND.search(log) if user_exit_code == 127 else None
-    if found:
-        return ContainerExit(220, user_exit_code, found[0])
-    for code, sign in _SIGNS_IN_LOG:
-        if found := sign.search(log):
-            return ContainerExit(code, user_exit_code, found[0][:LONGEST_MATCH])
+    if user_exit_code == 127 and _COMMAND_NOT_FOUND in log:
+        return ContainerExit(220, user_exit_code, _COMMAND_NOT_FOUND)
+    folded = log.lower()
+    for sign in _SIGNS_IN_LOG:
+        if (found := sign.found_in(log, folded)) is not None:
+            return ContainerExit(sign.code, user_exit_code, found)
     return ContainerExit(UNRECOGNIZED, user_exit_code)
