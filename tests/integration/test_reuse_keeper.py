@@ -220,11 +220,12 @@ def shared_job(request, tmp_path_factory):
 def test_no_trial_finds_what_another_has_changed(shared_job, what):
     job, kind = shared_job
     (job.site.code / "train.py").write_text(LEAKS[what] + "\n")
-    forks_before = job.log.count(WARM)
-    said = [job.run(f"{sys.executable} train.py") for _ in range(3)]
+    keys = [key_of(f"trial{job.made + n}") for n in range(3)]
+    said = [job.run(f"{sys.executable} train.py") for _ in keys]
     assert said[0] == said[1] == said[2]
     assert said[0]
-    assert job.log.count(WARM) == forks_before + (3 if kind == "warm" else 0), job.log
+    forks = [WARM.encode() in job.site.file(Stream.KEEPER, key) for key in keys]
+    assert forks == [kind == "warm"] * 3, job.log
 
 
 def test_random_numbers_differ_from_trial_to_trial_also_when_they_are_forks(site):
