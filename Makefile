@@ -22,7 +22,7 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 	exit $$code
 
 test: .venv/.installed-test ## run all tests
-	pytest -n 3 --dist loadgroup
+	pytest -n 2 --dist loadgroup
 
 check: .venv/.installed-check ## format, lint, types, layers, protocol: all that CI checks besides tests
 	ruff format --check .

@@ -68,7 +68,10 @@ class Podman:
             "CONTAINERS_STORAGE_CONF": (store / "storage.conf", _STORAGE_CONF),
         }
         for file, content in settings.values():
-            file.write_text(content.format(store=store))
+            # In one step: other tests may be reading it.
+            new = file.with_name(f"{file.name}.{os.getpid()}")
+            new.write_text(content.format(store=store))
+            new.replace(file)
         self.environ = {
             **os.environ,
             **{name: str(file) for name, (file, _) in settings.items()},
