@@ -84,7 +84,7 @@ def _connection_delays_ms(home: Path) -> list[float]:
         "codeDir": ".",
         "gpuNum": 0,
         "cpuNum": 1,
-        "memoryMB": 64,
+        "memoryMB": 128,
         "image": "none is needed",
         "nniManagerNFSMountPath": str(storage),
         "containerNFSMountPath": "/mnt/confignfs-data",
@@ -100,7 +100,7 @@ def _connection_delays_ms(home: Path) -> list[float]:
         "logDir": str(home / "experiments"),
         "tuner": {"builtinTunerName": "Random"},
         "trial": trial,
-        "paiConfig": {"userName": "me", "token": "none is needed", "host": "local"},
+        "paiConfig": {"userName": "me", "token": "none-is-needed", "host": "local"},
     }
     (work / "config.yml").write_text(json.dumps(experiment))  # JSON is YAML
     environ = os.environ | {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
