@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 
+import psutil
 import pytest
 from fake_manager import EXPERIMENT, KEY, TRIAL
 from real_experiment import wait_until
@@ -334,6 +335,8 @@ def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
     os.mkfifo(snapshot)
     keeper = site.start_keeper()
     with snapshot.open("wb"):
+        # A signal between Python's last look for one and the read itself would be met after the read, which has no end here.
+        wait_until(lambda: psutil.Process(keeper.pid).status() == psutil.STATUS_SLEEPING, "it reads")
         keeper.signal(signal.SIGTERM)
         assert keeper.wait() == 128 + signal.SIGTERM
     ended = ended_of(site)
