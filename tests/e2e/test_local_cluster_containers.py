@@ -92,6 +92,30 @@ def test_a_task_runs_in_its_image_with_its_variables_and_storages(play, tmp_path
     play(scenario, storages=(StorageSettings("nfs", tmp_path / "share"),))
 
 
+def test_an_image_may_have_a_user_of_its_own(play, podman, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {podman.base()}\nUSER 65534:65534\n")
+    mine = "localhost/trial-keeper-test-nobody"
+    podman.run("podman", "build", "--file", str(tmp_path / "Dockerfile"), "--tag", mine, str(tmp_path))
+
+    async def scenario(cluster, _):
+        detail = await run(cluster, of(mine, "id -u"))
+        assert detail.job.state is State.SUCCEEDED, detail.attempt.exit.diagnostics
+        assert await log(cluster) == "65534\n"
+        await cluster.submit("alice", of(mine, "echo on; sleep 1000", name="endless"))
+
+        async def is_on():
+            try:
+                return "on" in await log(cluster, "endless")
+            except (LogUnknown, JobUnknown):
+                return False
+
+        await until(is_on)
+        await cluster.set_execution_type("alice", "alice", "endless", ExecutionType.STOP)
+        assert (await over(cluster, "endless")).job.state is State.STOPPED
+
+    play(scenario)
+
+
 def test_a_stopped_container_has_its_grace_and_leaves_nothing(play, tmp_path):
     async def scenario(cluster, image):
         script = [

@@ -198,6 +198,17 @@ def test_an_experiment_runs_a_job_per_trial_which_sees_the_storage_at_its_mount(
     assert log == f"in {code}\n"
 
 
+def test_an_account_that_is_named_is_the_one_that_is_used(nnictl):
+    assert nnictl("openpai", "jobs").returncode == 0
+    for named in (("--user", "nobody", "--token", "wrong"), ("--token", "wrong", "--user", "root")):
+        done = nnictl("openpai", "jobs", *named)
+        assert done.returncode == 1
+        assert done.stderr.startswith("ERROR: cannot ")
+    assert "give --config" in nnictl("openpai", "jobs", "--user", "nobody").stderr, (
+        "nobody's token is not known"
+    )
+
+
 @pytest.mark.containers
 @pytest.mark.parametrize("home", ["podman"], indirect=True)
 @pytest.mark.parametrize("reuse", ["true", "false"])

@@ -173,8 +173,7 @@ def _as_openpai_has_it(document: DocumentV2, value: dict[str, Any]) -> list[Mist
         return []
     found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if found is None:
-        del trial["memoryMB"]
-        trial.setdefault("memoryMB", 100)  # this one is told here
+        trial["memoryMB"] = 100  # any that v1 takes: what is wrong is told here
         place = ("trainingService", "trialMemorySize")
         text = f"cannot use {key_of(place)}: {shown(size)} is not a size; write e.g. trialMemorySize: 8gb"
         return [document.said(place, text)]
