@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from void_service import Void, an_engine, start
 
-from nni_manager.domain.experiment import AttemptStarted, Experiment, MetricsStored
+from nni_manager.domain.events import AttemptStarted, MetricsStored
+from nni_manager.domain.experiment import Experiment
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.errors import TryAgain, UserMistake

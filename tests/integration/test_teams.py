@@ -8,7 +8,7 @@ from real_experiment import a_manager_here, until
 from team_service import TeamService
 
 from nni_manager.domain.completion import Completion, TaskRole
-from nni_manager.domain.experiment import GiveTrial
+from nni_manager.domain.events import GiveTrial
 from nni_manager.store.store import StoreReader
 
 pytestmark = pytest.mark.timeout(120)

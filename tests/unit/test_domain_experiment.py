@@ -10,8 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nni_manager.domain.experiment import (
-    NEXT,
+from nni_manager.domain.events import (
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
@@ -22,9 +21,6 @@ from nni_manager.domain.experiment import (
     DismissJob,
     Effect,
     Event,
-    Experiment,
-    ExperimentEvent,
-    ExperimentState,
     ExperimentStopAsked,
     Finish,
     ForgetTrial,
@@ -32,7 +28,6 @@ from nni_manager.domain.experiment import (
     JobGone,
     JobSubmitted,
     KeeperMatched,
-    Limits,
     MetricsStored,
     ParametersSuggested,
     SaveExperiment,
@@ -48,6 +43,7 @@ from nni_manager.domain.experiment import (
     TunerFailed,
     UsageReported,
 )
+from nni_manager.domain.experiment import NEXT, Experiment, ExperimentEvent, ExperimentState, Limits
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import (
     FINAL_STATE,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nni_manager.domain.completion import Completion, TaskRole
-from nni_manager.domain.experiment import (
+from nni_manager.domain.events import (
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
@@ -22,15 +22,12 @@ from nni_manager.domain.experiment import (
     DismissJob,
     Effect,
     Event,
-    Experiment,
-    ExperimentState,
     ExperimentStopAsked,
     Finish,
     GiveTrial,
     JobGone,
     KeeperIdle,
     KeeperMatched,
-    Limits,
     MetricsStored,
     ParametersSuggested,
     SubmitJob,
@@ -38,6 +35,7 @@ from nni_manager.domain.experiment import (
     TaskReported,
     TrialStopAsked,
 )
+from nni_manager.domain.experiment import Experiment, ExperimentState, Limits
 from nni_manager.domain.jobs import JobState
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded

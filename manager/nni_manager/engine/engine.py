@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nni_manager.config.model import ExperimentConfig
-from nni_manager.domain.experiment import (
-    STOPPED_BEFORE_IT_BEGAN,
+from nni_manager.domain.events import (
     AskTuner,
     AttemptLost,
     AttemptStarted,
@@ -43,6 +42,7 @@ from nni_manager.domain.experiment import (
     TunerExhausted,
     TunerFailed,
 )
+from nni_manager.domain.experiment import STOPPED_BEFORE_IT_BEGAN
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.metrics import reward
 from nni_manager.domain.trial import Trial, TrialState

@@ -7,19 +7,19 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
-from nni_manager.domain.experiment import (
+from nni_manager.domain.events import (
     AttemptDelivered,
     AttemptEnded,
     AttemptMissing,
     AttemptStarted,
     Event,
-    Experiment,
     KeeperIdle,
     KeeperMatched,
     MetricsStored,
     TaskReported,
     UsageReported,
 )
+from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
 from nni_manager.domain.trial import Trial, TrialState

@@ -1,0 +1,306 @@
+"""What can happen to an experiment, and what is to be done about it: the two alphabets of `Experiment.handle`.
+
+Times inside events are seconds since the epoch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.domain.jobs import Job
+from nni_manager.domain.trial import Trial
+from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
+from trial_keeper.wire.reasons import ExitReason
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The manager is ready. Also after a resume, when the trials of before have been restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParametersSuggested:
+    """The tuner answered: a new trial with these parameters. The ids are new."""
+
+    trial_id: str
+    sequence_id: int
+    parameters: Mapping[str, Any]
+    memo: Mapping[str, Any]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TunerExhausted:
+    """The tuner has no parameters left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunerFailed:
+    """The tuner raised. `message` is for people and may have many lines."""
+
+    message: str
+    was_asked: bool
+    """Whether this is the answer to an `AskTuner`, rather than to a `TellTuner`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """A keeper says that the command runs."""
+
+    key: AttemptKey
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsStored:
+    """Records of an attempt are rows now, in this order. Each is (is_final, JSON text)."""
+
+    key: AttemptKey
+    records: tuple[tuple[bool, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """The command is over; its last bytes may still be on their way."""
+
+    ended: TrialEnded
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDelivered:
+    """The manager has every byte of an attempt that has ended."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReported:
+    """A task of an attempt has metrics to be stored."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperIdle:
+    """The keeper of a task has no trial to run."""
+
+    job_id: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMissing:
+    """The keeper that has connected for this attempt's task does not know it: the one that did is gone, and its job is not."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLost:
+    """A missing attempt has left no end in the workspace either."""
+
+    key: AttemptKey
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobGone:
+    """The job does not exist any more, and the workspace has told all it knows.
+
+    `reason` and `message` are for a trial that goes with it. `is_clean`: the job ended by itself, as one does that has been idle
+    for too long.
+    """
+
+    job_id: str
+    reason: ExitReason
+    message: str
+    at_s: float
+    is_clean: bool = False
+    is_untouched: bool = False
+    """Whether no keeper of it has begun the trial that it had been given."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A job goes to the cluster, or an earlier manager's is there already."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperMatched:
+    """A keeper of an agreeing version has connected."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReported:
+    """What an attempt uses at present."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStopAsked:
+    """Somebody wants one trial to end."""
+
+    trial_id: str
+    reason: ExitReason
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentStopAsked:
+    """Somebody wants the experiment to end."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """A good moment to look at the limits."""
+
+
+Event = (
+    Begun
+    | ParametersSuggested
+    | TunerExhausted
+    | TunerFailed
+    | AttemptStarted
+    | MetricsStored
+    | AttemptEnded
+    | AttemptDelivered
+    | TaskReported
+    | KeeperIdle
+    | AttemptMissing
+    | AttemptLost
+    | JobGone
+    | JobSubmitted
+    | KeeperMatched
+    | UsageReported
+    | TrialStopAsked
+    | ExperimentStopAsked
+    | TimePassed
+)
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class AskTuner:
+    """Ask for one set of parameters."""
+
+    sequence_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellTuner:
+    """How a trial came out. None: it has no result."""
+
+    sequence_id: int
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTrial:
+    """Store the trial as it is now."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class SaveExperiment:
+    """Store the experiment's own state."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveJob:
+    """Store the job as it is now."""
+
+    job: Job
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaveUsage:
+    """Store what a task used just now."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    """Ask the cluster for the job, once it is stored; `job.trial_id` is the trial it is made for, if it is for one."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class GiveTrial:
+    """Let the keepers of a job run a trial, once that is stored; only the keeper of `task` if there is one."""
+
+    job: Job
+    trial: Trial
+    task: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DismissJob:
+    """Let the job end: it gets no other trial."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTrial:
+    """End a trial that has a job; the reason is stored already."""
+
+    trial: Trial
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAttempt:
+    """Tell the keeper that nothing about the attempt needs to be sent again, once the trial is stored."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class TakeRest:
+    """Look in the workspace for how a missing attempt ended, and for what it had still to tell."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTrial:
+    """Take nothing more of a trial that is lost, and tell keepers that still speak of it."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The experiment is over; nothing runs any more."""
+
+
+Effect = (
+    AskTuner
+    | TellTuner
+    | SaveTrial
+    | SaveExperiment
+    | SaveJob
+    | SaveUsage
+    | SubmitJob
+    | GiveTrial
+    | DismissJob
+    | CancelTrial
+    | CloseAttempt
+    | TakeRest
+    | ForgetTrial
+    | Finish
+)
