@@ -48,6 +48,7 @@ from trial_keeper.core.events import (
 from trial_keeper.core.link import Link, LinkEvent, LinkState
 from trial_keeper.exit_codes import KeeperExit, known, of_signal
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.limits import COLLECTED_BYTES
 from trial_keeper.wire.messages import (
     AttemptKey,
     AttemptOffsets,
@@ -109,10 +110,7 @@ class Keeper:
     def _handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case StreamsGrew():
-                attempt = self.attempts.get(event.key)
-                if attempt is not None:
-                    attempt.replication.grew(event.sizes)
-                return []
+                return self._note_growth(event)
             case StreamCut():
                 return self._note_cut(event)
             case Durable():
@@ -299,6 +297,23 @@ class Keeper:
         return [LogDecision(attempt.key, text), SignalTrial(attempt.key, kill=True)]
 
     # ---- the attempts that are not closed
+
+    def _note_growth(self, event: StreamsGrew) -> list[Effect]:
+        attempt = self.attempts.get(event.key)
+        if attempt is None:
+            return []
+        replication = attempt.replication
+        before = replication.beyond_collection
+        replication.grew(event.sizes)
+        return [
+            LogDecision(
+                event.key,
+                f"{stream.value} has reached the {COLLECTED_BYTES[stream]} bytes that are collected of it; "
+                "what follows stays in its file and is not sent",
+            )
+            for stream in replication.beyond_collection
+            if stream not in before
+        ]
 
     def is_due(self, effect: SendChunk) -> bool:
         """Whether the chunk is still to be sent, after what an earlier one of the same round has met."""

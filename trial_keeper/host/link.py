@@ -46,9 +46,10 @@ _REFUSALS = (
 )
 
 
-# What goes into one message of the stream: well below what a server takes.
+# What goes into one message of the stream: one chunk, and well below what a server takes. The manager holds one of each keeper
+# while its disk hangs, so with 1,000 of them larger ones would be most of its memory.
 MESSAGES_AT_ONCE = 64
-BYTES_AT_ONCE = 1024 * 1024
+BYTES_AT_ONCE = 256 * 1024
 
 
 def _size_of(message: KeeperMessage) -> int:

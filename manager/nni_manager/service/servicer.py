@@ -28,6 +28,8 @@ STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
     MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     StreamBroken: grpc.StatusCode.ABORTED,
 }
+# At 10 ms per round trip 25 MB/s of each keeper, which is more than can be stored of one.
+READ_AHEAD_BYTES = 256 * 1024
 _SERVER_OPTIONS = [
     # A keeper that is gone without a word is noticed within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
@@ -36,8 +38,12 @@ _SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two managers on one port must not share its keepers
-    # The largest chunk of metrics and its frame.
-    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    # What is received of a stream while nobody reads it. gRPC would otherwise let it grow with the speed of the link, to 18 MB of
+    # each stream on this machine: with as many keepers as there may be, all of the memory.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
+    # Four times what a keeper puts into one message: its chunk, and the last words of many trials.
+    ("grpc.max_receive_message_length", 1024 * 1024),
 ]
 
 
@@ -47,6 +53,9 @@ class Session(Protocol):
     @property
     def outgoing(self) -> "asyncio.Queue[ManagerMessage | None]":
         """What to send; None ends the stream."""
+
+    async def ready(self) -> None:
+        """Wait until a message may be taken. Meanwhile nothing is read from the stream, and its keeper's bytes stay in files."""
 
     def receive(self, message: KeeperMessage) -> None:
         """Take a message."""
@@ -135,6 +144,7 @@ async def _send(
 async def _receive(session: Session, requests: AsyncIterator[pb.ConnectRequest]) -> None:
     async for request in requests:
         for message in keeper_messages_from_pb(request):
+            await session.ready()
             session.receive(message)
 
 
