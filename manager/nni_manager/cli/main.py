@@ -526,6 +526,12 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
                 f"trial {each['id']}: {garbage[each['id']]} bytes of its metrics were no records and do not count; "
                 "see what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed while it reported"
             )
+        _print_warning(each)
+
+
+def _print_warning(trial: dict[str, Any]) -> None:
+    for line in trial["warning"].splitlines():
+        output.warning(f"trial {trial['id']}: {line}")
 
 
 @trial.command(epilog=_example("nnictl trial kill --trial-id aB3dE", "nnictl trial kill GvTf2bVe -T aB3dE"))
@@ -635,6 +641,8 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
         return
     with path.open("rb") as file:
         shutil.copyfileobj(file, sys.stdout.buffer)
+    sys.stdout.flush()
+    _print_warning(asked)
 
 
 def _trial_log(known: KnownExperiment, trial_id: str, word: str) -> Path | None:

@@ -86,7 +86,7 @@ class Api:
 
     async def check_status(self, _: Request) -> Response:
         """The experiment's state."""
-        return Json(views.status_view(self._engine.experiment))
+        return Json(views.status_view(self._engine.picture()))
 
     async def summary(self, _: Request) -> Response:
         """The experiment at a glance."""
