@@ -13,6 +13,7 @@ the manager has everything, or when nothing has gone forward for `linger_s`: the
 All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState
@@ -57,6 +58,7 @@ from trial_keeper.wire.messages import (
     Leave,
     RunTrial,
     StopTrial,
+    Stream,
     TrialEnded,
 )
 from trial_keeper.wire.reasons import ExitReason
@@ -249,6 +251,7 @@ class Keeper:
         attempt.happened(AttemptEvent.EXITED)
         attempt.ended = ended
         attempt.kill_at_s = None
+        before = attempt.replication.beyond_collection
         attempt.replication.ended(ended.final_sizes)
         self.current = None
         self._idle_since_s = now_s
@@ -256,7 +259,12 @@ class Keeper:
         if not self.settings.is_reused:
             self._own_code = ended.exit_code
         text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
-        effects: list[Effect] = [RecordExit(ended), LogDecision(None, text), *self._tell_end(attempt)]
+        effects: list[Effect] = [
+            *self._tell_limits(attempt, before, None),
+            RecordExit(ended),
+            LogDecision(None, text),
+            *self._tell_end(attempt),
+        ]
         if self.settings.max_trials and self._served >= self.settings.max_trials and not self._is_leaving:
             self._start_leaving(now_s)
             effects.append(
@@ -302,16 +310,20 @@ class Keeper:
         attempt = self.attempts.get(event.key)
         if attempt is None:
             return []
-        replication = attempt.replication
-        before = replication.beyond_collection
-        replication.grew(event.sizes)
+        before = attempt.replication.beyond_collection
+        attempt.replication.grew(event.sizes)
+        return self._tell_limits(attempt, before, event.key)
+
+    def _tell_limits(
+        self, attempt: Attempt, before: Collection[Stream], key: AttemptKey | None
+    ) -> list[Effect]:
         return [
             LogDecision(
-                event.key,
+                key,
                 f"{stream.value} has reached the {COLLECTED_BYTES[stream]} bytes that are collected of it; "
                 "what follows stays in its file and is not sent",
             )
-            for stream in replication.beyond_collection
+            for stream in attempt.replication.beyond_collection
             if stream not in before
         ]
 

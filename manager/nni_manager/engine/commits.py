@@ -43,8 +43,8 @@ _SMALL_BYTES = 16 << 10
 # A flood is stored in transactions of this length, or of three times what the disk takes to sync: then most of the time is work.
 _AIM_S = 0.005
 _SYNCS = 3
-# How much longer than it worked the store rests from a flood that is the only one. A quarter of its time is 30,000 records a second;
-# what the disk takes to sync costs the others nothing.
+# How much longer than it worked the store rests from a flood that is the only one. A quarter of its time is 30,000 records a
+# second; what the disk takes to sync costs the others nothing.
 _REST = 3
 # So many floods at once are what the experiment is made of: none of them rests.
 _MANY_FLOODS = 4

@@ -159,6 +159,8 @@ def _text_of(name: str) -> str:
 # One statement for so many rows needs two thirds of the time, and half of it beside a busy thread: Python's lock is handed over
 # for each statement. Nine values each are still fewer than any SQLite takes.
 ROWS_AT_ONCE = 100
+# What is read at once: 100 MB of the longest records there can be, and 20 KB of numbers.
+ROWS_OF_A_PAGE = 100
 QUERIES = {name: statement.strip() for name, statement in _QUERY.findall(_text_of("queries.sql"))}
 
 _INSERT, _, _ROW = QUERIES["add_metric"].removesuffix(";").partition("VALUES ")
@@ -589,41 +591,64 @@ class StoreReader:
 
     def metrics_of(self, trial_id: str, is_final: bool | None = None) -> list[MetricRow]:
         """The records of a trial that count, in the order they were written."""
-        return self._metrics("get_metrics_of_trial", {"trial_id": trial_id, "is_final": is_final})
+        return list(chain.from_iterable(self.metric_pages(is_final, *self.place_of(trial_id))))
 
     def metrics(
         self, is_final: bool | None = None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
     ) -> list[MetricRow]:
         """The records of these trials that count, trial by trial."""
-        return self._metrics(
-            "get_metrics",
-            {
-                "is_final": is_final,
-                "first_sequence_id": first_sequence_id,
-                "last_sequence_id": last_sequence_id,
-            },
-        )
+        return list(chain.from_iterable(self.metric_pages(is_final, first_sequence_id, last_sequence_id)))
+
+    def place_of(self, trial_id: str) -> tuple[int, int]:
+        """The first and the last sequence number of one trial; none lies between them when there is no such trial."""
+        found = [row["sequence_id"] for row in self._rows("get_sequence_id", {"trial_id": trial_id})]
+        return (found[0], found[0]) if found else (0, -1)
+
+    def metric_pages(
+        self, is_final: bool | None, first_sequence_id: int, last_sequence_id: int
+    ) -> Iterator[list[MetricRow]]:
+        """The same in pages of some rows, as long as there are any: a trial may have more than memory should hold.
+
+        Between two pages nothing is held in the database, so whoever takes them slowly holds up nobody.
+        """
+        after_offset = -1
+        while True:
+            rows = list(
+                self._rows(
+                    "get_metrics",
+                    {
+                        "is_final": is_final,
+                        "first_sequence_id": first_sequence_id,
+                        "last_sequence_id": last_sequence_id,
+                        "after_offset": after_offset,
+                        "most": ROWS_OF_A_PAGE,
+                    },
+                )
+            )
+            if rows:
+                yield [_metric_of(row) for row in rows]
+            if len(rows) < ROWS_OF_A_PAGE:
+                return
+            first_sequence_id, after_offset = rows[-1]["sequence_id"], rows[-1]["record_offset"]
 
     def latest_intermediates(self) -> list[MetricRow]:
         """The newest intermediate record of each trial."""
-        return self._metrics("get_latest_intermediates", {})
-
-    def _metrics(self, query: str, values: Mapping[str, Any]) -> list[MetricRow]:
-        return [
-            MetricRow(
-                row["trial_id"],
-                row["attempt"],
-                row["task"],
-                row["record_offset"],
-                bool(row["is_final"]),
-                row["parameter_id"],
-                row["sequence"],
-                row["value"],
-                row["stored_at_s"],
-            )
-            for row in self._rows(query, values)
-        ]
+        return [_metric_of(row) for row in self._rows("get_latest_intermediates")]
 
     def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> Iterable[sqlite3.Row]:
         with _own_errors(self._path):
             return self._connection.execute(QUERIES[query], values or {}).fetchall()
+
+
+def _metric_of(row: sqlite3.Row) -> MetricRow:
+    return MetricRow(
+        row["trial_id"],
+        row["attempt"],
+        row["task"],
+        row["record_offset"],
+        bool(row["is_final"]),
+        row["parameter_id"],
+        row["sequence"],
+        row["value"],
+        row["stored_at_s"],
+    )
