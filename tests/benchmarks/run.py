@@ -4,6 +4,7 @@ import sys
 
 from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood
 from bench_local_cluster import keeper_connected, submission
+from bench_neighbours import neighbours
 from bench_sdk import decode_cost, import_cost, report_cost
 from bench_stdout import stdout_rate
 from bench_turnaround import turnaround
@@ -16,6 +17,7 @@ MEASUREMENTS = (
     turnaround,
     report_to_row,
     report_to_row_in_a_flood,
+    neighbours,
     stdout_rate,
     submission,
     keeper_connected,
