@@ -5,7 +5,7 @@ import pytest
 from real_experiment import wait_until
 
 from nni_manager.domain.refusals import ProtocolBroken
-from nni_manager.engine.keepers import token_of
+from nni_manager.engine.tokens import token_of
 from nni_manager.engine.probe import ProbeSession
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__

@@ -17,7 +17,7 @@ from nvml_driver import build_driver
 from real_experiment import wait_until
 
 from nni_manager.domain.refusals import JobUnknown, VersionRefused
-from nni_manager.engine.keepers import token_of
+from nni_manager.engine.tokens import token_of
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
 from trial_keeper.settings import KeeperSettings

@@ -183,26 +183,38 @@ class Workspace:
         ]
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path."""
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path.
+
+    `mode` is what the umask leaves of it. A link or pipe that somebody has put where the new file is made is not written to.
+    """
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(temporary, flags, mode), "wb") as file:
+        file.write(content)
     os.replace(temporary, path)
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerDocument:
-    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, the first that answers is used)."""
+    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, the first that answers is used).
+
+    `certificate`: the manager's own, as PEM; keepers then speak TLS, and to nobody who has another. None on loopback.
+    """
 
     experiment_id: str
     version: str
     addresses: tuple[str, ...]
+    certificate: str | None = None
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        return _dump(
-            {"experiment_id": self.experiment_id, "version": self.version, "addresses": list(self.addresses)}
-        )
+        document: dict[str, Any] = {
+            "experiment_id": self.experiment_id,
+            "version": self.version,
+            "addresses": list(self.addresses),
+        }
+        return _dump(document if self.certificate is None else document | {"certificate": self.certificate})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "ManagerDocument":
@@ -216,7 +228,13 @@ class ManagerDocument:
             addresses = tuple(_typed(address, str) for address in _typed(document["addresses"], list))
             if not addresses:
                 raise ValueError("no address")
-            return cls(_typed(document["experiment_id"], str), _typed(document["version"], str), addresses)
+            certificate = document.get("certificate")
+            return cls(
+                _typed(document["experiment_id"], str),
+                _typed(document["version"], str),
+                addresses,
+                None if certificate is None else _typed(certificate, str),
+            )
 
 
 @dataclass(frozen=True, slots=True)
