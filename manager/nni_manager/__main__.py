@@ -78,6 +78,9 @@ class _Manager:
             certificate = self._folder.certificate(_names_here(address, self._host))
         for_keepers = None if is_loopback(keepers_host) else certificate
         for_people = None if is_loopback(self._host) else certificate
+        if for_keepers is not None:
+            # Else gRPC writes a line to stderr for every stranger that connects.
+            os.environ["GRPC_VERBOSITY"] = "NONE"
         # Only a look: gRPC opens its port itself, and says less clearly why it cannot.
         listen(keepers_host, self._port + 1, _OTHER_PORTS).close()
         engine = Engine(self._config, self._folder, make_service, make_tuner(self._config))

@@ -24,6 +24,7 @@ from trial_keeper.wire.v1 import keeper_pb2 as pb
 UINT32, UINT64 = 2**32 - 1, 2**64 - 1
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", fullmatch=True)
+VERSIONS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100)
 TIMES = st.floats(allow_nan=False)
 KEYS = st.builds(m.AttemptKey, NAMES, st.integers(0, UINT32), NAMES)
 OFFSETS = st.dictionaries(st.sampled_from(m.Stream), st.integers(0, UINT64))
@@ -31,7 +32,7 @@ ATTEMPTS = st.builds(m.AttemptOffsets, KEYS, OFFSETS, st.booleans())
 REASONS = st.sampled_from(ExitReason)
 GPUS = st.builds(m.GpuUsage, st.integers(0, UINT32), TIMES, st.integers(0, UINT64))
 KEEPER_MESSAGES = {
-    m.Hello: st.builds(m.Hello, TEXT, TEXT, TEXT, TEXT, st.lists(KEYS).map(tuple), st.booleans()),
+    m.Hello: st.builds(m.Hello, VERSIONS, NAMES, NAMES, NAMES, st.lists(KEYS).map(tuple), st.booleans()),
     m.TrialStarted: st.builds(m.TrialStarted, KEYS, TIMES),
     m.Chunk: st.builds(m.Chunk, KEYS, st.sampled_from(m.Stream), st.integers(0, UINT64), st.binary()),
     m.TrialEnded: st.builds(
@@ -44,8 +45,8 @@ KEEPER_MESSAGES = {
 }
 MANAGER_MESSAGES = {
     m.Welcome: st.builds(m.Welcome, TEXT, st.lists(ATTEMPTS).map(tuple)),
-    m.RunTrial: st.builds(m.RunTrial, TEXT),
-    m.StopTrial: st.builds(m.StopTrial, TEXT, REASONS),
+    m.RunTrial: st.builds(m.RunTrial, NAMES),
+    m.StopTrial: st.builds(m.StopTrial, NAMES, REASONS),
     m.Durable: st.builds(m.Durable, ATTEMPTS),
     m.Leave: st.builds(m.Leave, TEXT),
 }

@@ -424,6 +424,10 @@ def check_service(certificate: str | None, address: str, values: Mapping[str, Se
     from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials
     from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 
+    if certificate is not None:
+        found = check_tls(certificate, address, values)
+        if found.outcome is Outcome.FAIL:
+            return replace(found, check="grpc")
     job_id, token = str(values["job_id"]), str(values["token"])
     hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
     began_s = time.monotonic()

@@ -190,7 +190,9 @@ class ManagerLink:
                 await self._talk(channel, outgoing)
             except (TimeoutError, asyncio.TimeoutError):
                 return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
-            except ConnectionError as error:
+            except ConnectionRefusedError:
+                return LinkLost(f"nobody listens at {address}")
+            except OSError as error:
                 return LinkLost(str(error))
             except grpc.aio.AioRpcError as error:
                 outcome = LinkRefused if error.code() in _REFUSALS else LinkLost
@@ -230,14 +232,12 @@ async def _connected(channel: grpc.aio.Channel, address: str, certificate: str |
     Raises:
         ConnectionError: nobody listens there, or somebody else than the manager.
     """
+    if certificate is not None:
+        # gRPC looks at it, too, and says neither that it did nor what it saw.
+        problem = await asyncio.to_thread(why_not_trusted, address, certificate, CONNECT_TIMEOUT_S / 2)
+        if problem is not None:
+            raise ConnectionError(problem)
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            raise ConnectionError(await asyncio.to_thread(_why_not_connected, address, certificate))
+            raise ConnectionError(f"nobody listens at {address}")
         await channel.wait_for_state_change(state)
-
-
-def _why_not_connected(address: str, certificate: str | None) -> str:
-    if certificate is not None:
-        with contextlib.suppress(OSError):  # nobody answers
-            return why_not_trusted(address, certificate, CONNECT_TIMEOUT_S / 2) or f"{address} let go"
-    return f"nobody listens at {address}"

@@ -19,8 +19,6 @@ def channel_credentials(certificate: str) -> grpc.ChannelCredentials:
 def why_not_trusted(address: str, certificate: str, timeout_s: float) -> str | None:
     """What is wrong with who answers at HOST:PORT, in words; None if it is the owner of the certificate.
 
-    gRPC itself says only that there is no connection.
-
     Raises:
         OSError: nobody answers.
     """
@@ -37,5 +35,5 @@ def why_not_trusted(address: str, certificate: str, timeout_s: float) -> str | N
                 return None
         except ssl.SSLCertVerificationError as error:
             return f"{address} has not the certificate that manager.json names ({error.verify_message}), so it is not trusted"
-        except (ssl.SSLError, ConnectionError):
+        except ssl.SSLError:
             return f"{address} does not speak TLS, and manager.json names a certificate, so it is not trusted"

@@ -42,7 +42,12 @@ def is_safe_name(name: str) -> bool:
     return _SAFE_NAME.fullmatch(name) is not None
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
+    """The name.
+
+    Raises:
+        ValueError: it could lead out of the folder that it is to be in.
+    """
     if not is_safe_name(name):
         raise ValueError(
             f"cannot use {name!r} as the name of a folder; use letters, digits, '.', '_' and '-' only"
@@ -147,7 +152,7 @@ class Workspace:
         Raises:
             ValueError: the name could lead out of the workspace.
         """
-        return self.root / _safe(name)
+        return self.root / safe_name(name)
 
     def trial(self, trial_id: str) -> TrialFolder:
         """The folder of a trial.
@@ -155,7 +160,7 @@ class Workspace:
         Raises:
             ValueError: the id could lead out of the workspace.
         """
-        return TrialFolder(self.trials / _safe(trial_id))
+        return TrialFolder(self.trials / safe_name(trial_id))
 
     def attempt(self, key: AttemptKey) -> AttemptFolder:
         """The folder of an attempt.
@@ -163,11 +168,11 @@ class Workspace:
         Raises:
             ValueError: an id could lead out of the workspace.
         """
-        return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / _safe(key.task))
+        return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / safe_name(key.task))
 
     def warm_marker(self, job_id: str) -> str:
         """Instead of an attempt's folder, what marks the processes of a job's warm interpreter. There is no such folder."""
-        return str(self.root / "warm" / _safe(job_id))
+        return str(self.root / "warm" / safe_name(job_id))
 
     def attempts_of(self, trial_id: str) -> list[AttemptKey]:
         """The attempts that have left a folder, oldest first."""

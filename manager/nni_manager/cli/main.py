@@ -28,6 +28,7 @@ from nni_manager.cli.experiments import (
 from nni_manager.cli.openpai import openpai
 from nni_manager.errors import NniManagerError, UserMistake
 from trial_keeper import __version__
+from trial_keeper.wire.own_files import NotOwnFile, open_inside
 
 if TYPE_CHECKING:
     from trial_keeper.wire.messages import AttemptKey
@@ -639,8 +640,15 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
     if path_only:
         output.plain(str(path))
         return
-    with path.open("rb") as file:
-        shutil.copyfileobj(file, sys.stdout.buffer)
+    roots = (known.folder.collected_logs, known.folder.workspace.root)
+    root = next(root for root in roots if path.is_relative_to(root))
+    try:
+        with open(open_inside(root, path), "rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    except NotOwnFile as error:
+        raise UserMistake(
+            f"cannot show {path}: the trial has put something else in its place ({error.strerror}); look at it with care"
+        ) from error
 
 
 def _trial_log(known: KnownExperiment, trial_id: str, word: str) -> Path | None:
@@ -655,7 +663,7 @@ def _trial_log(known: KnownExperiment, trial_id: str, word: str) -> Path | None:
         keys += [AttemptKey(trial_id, int(attempt.name), task.name) for task in attempt.iterdir()]
     for key in sorted(set(keys), key=lambda key: (-key.attempt, key.task)):
         there = [log_path(collected, key, stream), workspace.attempt(key).stream(stream)]
-        files = [path for path in there if path.is_file()]
+        files = [path for path in there if path.is_file() or path.is_symlink()]
         if files:
-            return max(files, key=lambda path: path.stat().st_size)
+            return max(files, key=lambda path: path.lstat().st_size)
     return None

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nni_manager.engine.tokens import is_token
-from nni_manager.serving import OWN_NAMES, is_loopback
+from nni_manager.serving import MOST_HEAD_BYTES, OWN_NAMES, is_loopback
 
 # No request has much to say.
 MOST_BODY_BYTES = 64 * 1024
@@ -31,7 +31,9 @@ class Gate:
         """One request."""
         if scope["type"] != "http":
             return  # of other things there are none
-        refusal = self._refusal(Headers(scope=scope), scope["scheme"])
+        sizes = [len(name) + len(value) for name, value in scope["headers"]]
+        head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(sizes)
+        refusal = self._refusal(Headers(scope=scope), scope["scheme"], head_bytes)
         if refusal is None:
             await self._app(scope, receive, send)
             return
@@ -39,7 +41,7 @@ class Gate:
         headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
         await JSONResponse({"error": f"cannot {message}"}, status, headers)(scope, receive, send)
 
-    def _refusal(self, headers: Headers, scheme: str) -> tuple[HTTPStatus, str] | None:
+    def _refusal(self, headers: Headers, scheme: str, head_bytes: int) -> tuple[HTTPStatus, str] | None:
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._is_own(host):
             return (
@@ -54,6 +56,11 @@ class Gate:
                 HTTPStatus.UNAUTHORIZED,
                 "let you in without the manager's token; nnictl finds it by itself, and other programs send it as "
                 "`Authorization: Bearer TOKEN`: it is in manager-process.json in the experiment's folder",
+            )
+        if head_bytes > MOST_HEAD_BYTES:
+            return (
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"take an address and headers of more than {MOST_HEAD_BYTES} bytes; send less",
             )
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
