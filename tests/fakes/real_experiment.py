@@ -138,12 +138,22 @@ class RealExperiment:
             time.time(),
         ).close()
 
-    def start(self, port: int | None = None) -> None:
+    def start(self, port: int | None = None, host: str = "127.0.0.1") -> None:
         """Start a manager: the first, or one that resumes."""
         self.port = port or free_port_pair()
         with self.folder.manager_stderr.open("ab") as stderr:
             self.manager = subprocess.Popen(
-                [sys.executable, "-m", "nni_manager", "--folder", self.folder.path, "--port", str(self.port)],
+                [
+                    sys.executable,
+                    "-m",
+                    "nni_manager",
+                    "--folder",
+                    self.folder.path,
+                    "--host",
+                    host,
+                    "--port",
+                    f"{self.port}",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,

@@ -53,6 +53,38 @@ MANAGER_MESSAGES = {
 KEY = pb.AttemptKey(trial_id="abcde", attempt=0, task="worker-0")
 
 
+@pytest.mark.parametrize("text", ["", "..", "../x", "a/b", "a\nb", "a b", "a\0", "x" * 241, "ä"])
+def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(text: str) -> None:
+    right = {"version": "0.6.0", "experiment_id": "exp", "job_id": "job", "task": "main-0"}
+    for name in ("experiment_id", "job_id", "task"):
+        request = pb.ConnectRequest(hello=pb.Hello(**right | {name: text}))
+        with pytest.raises(MessageInvalid, match="can be no id"):
+            keeper_message_from_pb(request)
+    for key in (pb.AttemptKey(trial_id=text, task="main-0"), pb.AttemptKey(trial_id="abcde", task=text)):
+        for request in (
+            pb.ConnectRequest(hello=pb.Hello(**right, attempts=[key])),
+            pb.ConnectRequest(chunk=pb.Chunk(key=key, stream=pb.STREAM_METRICS)),
+            pb.ConnectRequest(trial_started=pb.TrialStarted(key=key)),
+            pb.ConnectRequest(trial_ended=pb.TrialEnded(key=key, reason="succeeded")),
+            pb.ConnectRequest(usage=pb.Usage(key=key)),
+        ):
+            with pytest.raises(MessageInvalid, match="can be no id"):
+                keeper_message_from_pb(request)
+    for response in (
+        pb.ConnectResponse(run_trial=pb.RunTrial(trial_id=text)),
+        pb.ConnectResponse(stop_trial=pb.StopTrial(trial_id=text, reason="stopped by user")),
+    ):
+        with pytest.raises(MessageInvalid, match="can be no id"):
+            manager_message_from_pb(response)
+
+
+@pytest.mark.parametrize("text", ["0.6\n2026-01-01 INFO all is well", "x" * 101, "0.6ü"])
+def test_a_version_that_could_forge_a_line_of_a_log_is_refused(text: str) -> None:
+    hello = pb.Hello(version=text, experiment_id="exp", job_id="job", task="main-0")
+    with pytest.raises(MessageInvalid, match="can be no version"):
+        keeper_message_from_pb(pb.ConnectRequest(hello=hello))
+
+
 @given(st.one_of(list(KEEPER_MESSAGES.values())))
 def test_what_a_keeper_says_is_what_the_manager_hears(message: m.KeeperMessage) -> None:
     on_the_wire = keeper_message_to_pb(message).SerializeToString()
