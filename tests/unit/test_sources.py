@@ -1,6 +1,8 @@
 """What the sources must not hold: ways to run what a file or a peer says. Beside the linter's rules, which know fewer ways."""
 
 import ast
+import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import nni_manager
 import nni_sdk
 import trial_keeper
+from nni_manager.engine.tokens import is_token
 
 PACKAGES = [Path(str(package.__file__)).parent for package in (nni_manager, nni_sdk, trial_keeper)]
 SOURCES = [path for package in PACKAGES for path in package.rglob("*.py")]
@@ -41,6 +44,27 @@ def unsafe_in(source: str) -> Iterator[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-3:]))
 def test_no_source_has_a_way_to_run_what_a_file_says(path: Path) -> None:
     assert list(unsafe_in(path.read_text())) == []
+
+
+def timed_comparisons_in(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare) and any(isinstance(each, (ast.Eq, ast.NotEq)) for each in node.ops):
+            text = ast.unparse(node)
+            if re.search("token|secret|signature", text, re.IGNORECASE):
+                yield text
+
+
+GATES = [path for path in SOURCES if path.parent.name in ("engine", "web", "service")]
+
+
+@pytest.mark.parametrize("path", GATES, ids=lambda path: "/".join(path.parts[-3:]))
+def test_no_token_is_compared_in_a_time_that_tells_how_much_of_it_is_right(path: Path) -> None:
+    assert list(timed_comparisons_in(path.read_text())) == []
+
+
+def test_tokens_are_compared_in_constant_time() -> None:
+    assert list(timed_comparisons_in("if token == given: pass"))
+    assert "hmac.compare_digest(" in inspect.getsource(is_token)
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,14 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
         while True:
             key = AttemptKey(trial_id, number, task)
             folder = workspace.attempt(key)
-            folder.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                folder.path.mkdir()
-                break
-            except FileExistsError:
-                number += 1
+            with contextlib.suppress(FileExistsError):
+                folder.path.parent.mkdir(parents=True)
+            # Others may write there, too: a link of theirs is no place for this attempt.
+            if stat.S_ISDIR(os.lstat(folder.path.parent).st_mode):
+                with contextlib.suppress(FileExistsError):
+                    folder.path.mkdir()
+                    break
+            number += 1
         folder.output.mkdir()
         folder.stream(Stream.METRICS).parent.mkdir()
         for stream in Stream:

@@ -43,7 +43,7 @@ class Gate:
 
     def _refusal(self, headers: Headers, scheme: str, head_bytes: int) -> tuple[HTTPStatus, str] | None:
         host = headers.get("host", "")
-        if len(headers.getlist("host")) != 1 or not self._is_own(host):
+        if not self._is_own(host):
             return (
                 HTTPStatus.BAD_REQUEST,
                 f"answer as {host[:100]!r}: that is not this manager's name; use its IP address",
