@@ -122,6 +122,8 @@ class RealExperiment:
         self.config = read_experiment_file(self.config_file)
         self.folder = ExperimentFolder(self.config.log_dir / "TESTEXPT")
         self.environ = os.environ | (environ or {})
+        self.program = ["-m", "nni_manager"]
+        """What Python runs as the manager."""
         self.port = 0
         self.manager: subprocess.Popen[bytes] | None = None
 
@@ -142,7 +144,7 @@ class RealExperiment:
         self.port = port or free_port_pair()
         with self.folder.manager_stderr.open("ab") as stderr:
             self.manager = subprocess.Popen(
-                [sys.executable, "-m", "nni_manager", "--folder", self.folder.path, "--port", str(self.port)],
+                [sys.executable, *self.program, "--folder", self.folder.path, "--port", str(self.port)],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
