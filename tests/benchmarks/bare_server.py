@@ -1,4 +1,4 @@
-"""The least a manager could be, `python bare_server.py DATABASE`: a bare gRPC server that puts the records it is sent into SQLite.
+"""The least a manager could be: a bare gRPC server that puts the records it is sent into SQLite. Its argument is the database.
 
 It lets everybody in, parses a record's JSON and checks nothing of it, keeps no state but the rows, and commits in one go whatever
 has come, as durably as the manager does. Prints its port.

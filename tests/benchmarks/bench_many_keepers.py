@@ -40,7 +40,7 @@ def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[
         ours = manager.delivered(manager.jobs_of_trials(keepers), records_each)
         stored = manager.experiment.folder.database
         assert _count(stored) == keepers * records_each, "records were lost or doubled"
-    with tempfile.TemporaryDirectory() as folder, _a_bare_server(Path(folder)) as bare:
+    with tempfile.TemporaryDirectory() as folder, a_bare_server(Path(folder)) as bare:
         floor = bare.delivered([Job(str(number), "", str(number)) for number in range(keepers)], records_each)
         assert _count(Path(folder, "bare.sqlite")) == keepers * records_each
     return [
@@ -60,7 +60,7 @@ def many_idle(keepers: int = CONNECTED, rest_s: float = REST_S) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, _a_manager(Path(folder), keepers) as manager:
         jobs = manager.jobs_of_trials(keepers)
         idle, resting = manager.while_they("idle", jobs, rest_s), manager.while_they("rest", jobs, rest_s)
-    with tempfile.TemporaryDirectory() as folder, _a_bare_server(Path(folder)) as bare:
+    with tempfile.TemporaryDirectory() as folder, a_bare_server(Path(folder)) as bare:
         jobs = [Job(str(number), "", str(number)) for number in range(keepers)]
         bare_idle, bare_resting = bare.while_they("idle", jobs, rest_s), bare.while_they("rest", jobs, rest_s)
     who = f"manager with {keepers:,} idle keepers (doubles)"
@@ -235,7 +235,7 @@ def _a_manager(folder: Path, concurrency: int, **config: Any) -> Iterator[_Manag
 
 
 @contextmanager
-def _a_bare_server(folder: Path) -> Iterator[_Server]:
+def a_bare_server(folder: Path) -> Iterator[_Server]:
     with subprocess.Popen(
         [sys.executable, HERE / "bare_server.py", folder / "bare.sqlite"], stdout=subprocess.PIPE, text=True
     ) as process:
