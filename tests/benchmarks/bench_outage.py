@@ -137,7 +137,7 @@ def _caught_up_mb_s(folder: Path, stream: Stream, train: str) -> float:
 
 
 def _rate_mb_s(experiment: RealExperiment, stream: Stream, size: int) -> float:
-    """Start a manager; bytes a second from the first that become durable there to the last."""
+    """Start a manager; bytes a second from the moment its keeper has connected to the last of them durable."""
     with closing(sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)) as connection:
 
         def durable() -> int:
@@ -147,12 +147,15 @@ def _rate_mb_s(experiment: RealExperiment, stream: Stream, size: int) -> float:
 
         before = durable()
         experiment.start()
-        begin = wait_until(
-            lambda: (found := durable()) > before and found, "bytes are durable", LONGEST_WAIT_S
-        )
-        began_s = time.monotonic()
         wait_until(lambda: durable() >= size, "all bytes are durable", LONGEST_WAIT_S)
-        return (size - begin) / (time.monotonic() - began_s) / 1e6
+        took_s = time.time() - _last_connected_at_s(experiment)
+        return (size - before) / took_s / 1e6
+
+
+def _last_connected_at_s(experiment: RealExperiment) -> float:
+    lines = experiment.folder.manager_log.read_text().splitlines()
+    at, ms = next(line for line in reversed(lines) if line.endswith(" connected")).split(",")[:2]
+    return time.mktime(time.strptime(at, "%Y-%m-%d %H:%M:%S")) + int(ms[:3]) / 1000
 
 
 def _copied_mb_s(path: Path, size: int) -> float:
