@@ -18,14 +18,11 @@ from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage, gpus_from_json, gpus_to_json
 from nni_manager.errors import Bug, TryAgain, UserMistake
-from nni_sdk.records import Record
 from trial_keeper.wire.messages import AttemptKey, Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 
 # Counts up with every change to schema.sql; migrations.sql has the way from the number before.
 SCHEMA_VERSION = 3
-# A statement for many rows takes two thirds of what one for each row does; beyond this there is nothing more to gain.
-_RECORDS_AT_ONCE = 100
 _QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
 _MIGRATION = re.compile(r"^-- to: (\d+) -- .+\n((?:(?!^-- to:).*\n?)*)", re.MULTILINE)
 
@@ -284,8 +281,24 @@ class Store:
 
     def _add_commit(self, commit: Commit, now_s: float) -> None:
         key = commit.key
-        for begin in range(0, len(commit.records), _RECORDS_AT_ONCE):
-            self._add_records(key, commit.records[begin : begin + _RECORDS_AT_ONCE], now_s)
+        if commit.records:
+            self._connection.executemany(
+                QUERIES["add_metric"],
+                [
+                    (
+                        key.trial_id,
+                        key.attempt,
+                        key.task,
+                        record.offset,
+                        record.type == "FINAL",
+                        _parameter_id_text(record.parameter_id),
+                        record.sequence,
+                        record.value,
+                        now_s,
+                    )
+                    for record in commit.records
+                ],
+            )
         self._connection.execute(
             QUERIES["move_offset"],
             {
@@ -297,18 +310,6 @@ class Store:
                 "garbage_bytes": sum(span.length for span in commit.garbage),
             },
         )
-
-    def _add_records(self, key: AttemptKey, records: Sequence[Record], now_s: float) -> None:
-        values: list[Any] = [key.trial_id, key.attempt, key.task, now_s]
-        for record in records:
-            values += (
-                record.offset,
-                record.type == "FINAL",
-                _parameter_id_text(record.parameter_id),
-                record.sequence,
-                record.value,
-            )
-        self._connection.execute(_add_metrics(len(records)), values)
 
     def _write_logs(self, commits: Sequence[Commit]) -> None:
         by_file: dict[tuple[AttemptKey, Stream], list[Commit]] = {}
@@ -356,13 +357,6 @@ def _migrate(path: Path, connection: sqlite3.Connection) -> None:
                 connection.executescript(
                     f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {number}; COMMIT;"
                 )
-
-
-@lru_cache(maxsize=_RECORDS_AT_ONCE)
-def _add_metrics(records: int) -> str:
-    """The statement that adds so many records."""
-    head, row = QUERIES["add_metrics"].removesuffix(");").split("VALUES ")
-    return f"{head}VALUES {', '.join([row] * records)});"
 
 
 # One trial's records share one id; writing its JSON anew for each takes a tenth of all the time a record takes.
