@@ -21,7 +21,7 @@ from nni_manager.engine.keepers import collection_ended
 from nni_manager.errors import NniManagerError
 from nni_manager.store import store as store_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.store import Store, TrialRow
+from nni_manager.store.store import Store, TrialRow, log_path
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -326,6 +326,23 @@ def test_what_is_cut_of_a_trial_is_told_where_it_is_listed_and_beside_its_log(nn
     assert nnictl("log", "trial", "abc11111", "-T", "t0")[2] == err
 
 
+@pytest.mark.parametrize("where", ["workspace", "collected"])
+def test_a_log_that_a_trial_made_a_link_is_not_followed(nnictl, an_experiment, tmp_path, where):
+    folder = an_experiment("abc11111")
+    store = Store(folder.database, folder.collected_logs)
+    store.commit([TrialRow.of(Trial("t0", 0, {}, {}, 1.0, "t0"))], 1.0)
+    store.close()
+    (tmp_path / "secret").write_text("root:secret")
+    key = AttemptKey("t0", 0, "main-0")
+    workspace = folder.workspace.attempt(key).stream(Stream.STDOUT)
+    path = workspace if where == "workspace" else log_path(folder.collected_logs, key, Stream.STDOUT)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "secret")
+    code, out, err = nnictl("log", "trial", "abc11111", "-T", "t0")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"ERROR: cannot show {path}: the trial has put something else in its place")
+
+
 def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     store = Store(folder.database, folder.collected_logs)
@@ -334,7 +351,7 @@ def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_exper
     receiver = Receiver(AttemptKey("t1", 0, "main"))
     store.commit(receiver.take(Stream.METRICS, 0, b"loss is 0.5\n" * 2), 1.0)
     store.close()
-    code, _, err = nnictl("trial", "ls", "abc11111")
+    code, out, err = nnictl("trial", "ls", "abc11111")
     assert (code, "t0" in out) == (0, True)
     assert err.startswith("WARNING: trial t1: 24 bytes of its metrics were no records and do not count; ")
     assert err.count("\n") == 1

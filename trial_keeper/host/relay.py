@@ -42,7 +42,7 @@ class Relay:
         When nobody has read what very many files before it hold, it is left out: the workspace has it all the same.
         """
         if self._thread.is_alive() and len(self._sources) < _MOST_SOURCES:
-            self._sources.append(os.open(source, os.O_RDONLY | os.O_CLOEXEC))
+            self._sources.append(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
             self._has_news.set()
 
     def say(self, line: str) -> None:

@@ -59,6 +59,10 @@ class _Waiting:
     done: "asyncio.Future[None]"
 
 
+# The samples of 1,000 tasks, one every 5 s from each, so make one transaction a second instead of 200.
+LONGEST_REST_S = 1.0
+
+
 class GroupCommit:
     """The only writer of the store. What is said of one trial becomes durable in the order in which it was added."""
 
@@ -79,6 +83,7 @@ class GroupCommit:
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._progress: asyncio.Future[None] | None = None
+        self._rest: asyncio.TimerHandle | None = None
         self._is_closing = False
         self.waiting_bytes = 0
         """What is held in memory until it is durable, as an estimate from above."""
@@ -95,6 +100,8 @@ class GroupCommit:
         if len(writes) == 1:
             return self._put(writes[0])
         parts = [self._put(write) for write in writes] or [waiting.done for waiting in self._all()]
+        if parts:
+            self._start()
         return _when_all(parts)
 
     def waiting_bytes_of(self, key: AttemptKey) -> int:
@@ -115,6 +122,13 @@ class GroupCommit:
             # Many wait for one future, and one of them may give up.
             await asyncio.shield(self._progress)
 
+    def add_unhurried(self, writes: Sequence[Write]) -> None:
+        """Store these with what is stored next, `LONGEST_REST_S` from now at the latest: nobody waits for them."""
+        for write in writes:
+            self._hold(write)
+        if self._rest is None and self._task is None:
+            self._rest = asyncio.get_running_loop().call_later(LONGEST_REST_S, self._start)
+
     async def close(self) -> None:
         """Wait until all is durable, and close the store.
 
@@ -122,14 +136,30 @@ class GroupCommit:
         """
         self._is_closing = True
         self._added.set()
+        if self._all():
+            self._start()
         if self._task is not None:
             await self._task
         await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
         self._thread.shutdown()
 
     def _put(self, write: Write) -> "asyncio.Future[None]":
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(write, _size_of(write), loop.create_future())
+        waiting = self._hold(write)
+        self._start()
+        return waiting.done
+
+    def _start(self) -> None:
+        """Begin to write what waits, unless that is under way."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+        self._added.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _hold(self, write: Write) -> _Waiting:
+        """Put it where it waits for its transaction."""
+        waiting = _Waiting(write, _size_of(write), asyncio.get_running_loop().create_future())
         match write:
             case Commit() | UsageRow():
                 key = _attempt_of(write)
@@ -144,10 +174,7 @@ class GroupCommit:
                     waiting.done = earlier.done
                 self._rows[identity] = waiting
         self.waiting_bytes += waiting.size_bytes
-        self._added.set()
-        if self._task is None:
-            self._task = loop.create_task(self._run())
-        return waiting.done
+        return waiting
 
     def _all(self) -> list[_Waiting]:
         in_lanes = [waiting for lane in self._lanes.values() for waiting in lane]
