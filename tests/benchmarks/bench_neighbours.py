@@ -38,12 +38,12 @@ KINDS = {
 }
 
 
-def neighbours() -> list[Row]:
+def neighbours(alone_s: float = ALONE_S, beside_s: float = BESIDE_S) -> list[Row]:
     """Time from a report to its row beside a trial that misbehaves, over the same without it, in one run each."""
-    return [row for kind, misbehave in KINDS.items() for row in _beside(kind, misbehave)]
+    return [row for kind, misbehave in KINDS.items() for row in _beside(kind, misbehave, alone_s, beside_s)]
 
 
-def _beside(kind: str, misbehave: str) -> list[Row]:
+def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[Row]:
     train = TRAIN.format(every_s=REPORT_EVERY_S, misbehave=misbehave)
     with tempfile.TemporaryDirectory() as folder:
         experiment = RealExperiment(
@@ -54,10 +54,10 @@ def _beside(kind: str, misbehave: str) -> list[Row]:
             experiment.start()
             wait_until(lambda: experiment.summary()["counts"]["RUNNING"] == 2, "both trials run")
             wait_until(lambda: experiment.row_count() > 0, "the neighbour reports")
-            alone_ms = _delays_ms(experiment, ALONE_S)
+            alone_ms = _delays_ms(experiment, alone_s)
             (experiment.code / "go").touch()
             time.sleep(1.0)  # it has begun
-            beside_ms = _delays_ms(experiment, BESIDE_S)
+            beside_ms = _delays_ms(experiment, beside_s)
         finally:
             experiment.close()
     rows = []
