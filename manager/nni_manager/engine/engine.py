@@ -68,13 +68,16 @@ from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.messages import AttemptKey, Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
 
 log = logging.getLogger(__name__)
 
 _SAVE_DURATION_EVERY_S = 10.0
+# 1,000 tasks tell 200 samples a second; nobody waits for them, and so they make one transaction.
+_SAVE_USAGE_EVERY_S = 1.0
+_MOST_USAGE_UNSAVED = 1000
 _LAST_KEEPERS_S = 5.0
 # A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
 _FIRST_RESUBMIT_S = 0.5
@@ -124,6 +127,8 @@ class Engine:
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
+        self._unsaved_usage: list[UsageRow] = []
+        self._usage_timer: asyncio.TimerHandle | None = None
         self._code_snapshot: str | None = None
         self._submitting: dict[str, asyncio.Task[None]] = {}
         """Jobs that do not exist yet, and the work to make them; that work may be cancelled."""
@@ -205,6 +210,7 @@ class Engine:
         self.keepers.close_all()
         await self._service.close()
         if not self.failed.is_set():
+            self._save_all_usage()
             self._save_experiment()
             await self.commits.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
@@ -274,7 +280,7 @@ class Engine:
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
             case SaveUsage():
-                self.commits.add_unhurried([UsageRow(effect.usage, time.time())])
+                self._save_usage(effect.usage)
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():
@@ -321,7 +327,26 @@ class Engine:
         else:
             self._last_save.add_done_callback(lambda done: action() if not done.exception() else None)
 
+    def _save_usage(self, usage: Usage) -> None:
+        """Soon, and together with other samples."""
+        self._unsaved_usage.append(UsageRow(usage, time.time()))
+        if len(self._unsaved_usage) >= _MOST_USAGE_UNSAVED:
+            self._save_all_usage()
+        elif self._usage_timer is None:
+            loop = asyncio.get_running_loop()
+            self._usage_timer = loop.call_later(_SAVE_USAGE_EVERY_S, self._save_all_usage)
+
+    def _save_all_usage(self) -> None:
+        if self._usage_timer is not None:
+            self._usage_timer.cancel()
+            self._usage_timer = None
+        if self._unsaved_usage:
+            rows, self._unsaved_usage = self._unsaved_usage, []
+            self.commits.add(rows)
+
     def _save_trial(self, trial: Trial) -> None:
+        # First: no peak without the sample that it is of.
+        self._save_all_usage()
         self._last_save = self.commits.add([TrialRow.of(trial)])
         if self._logged.get(trial.trial_id) is trial.state:
             return
