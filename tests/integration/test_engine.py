@@ -5,15 +5,16 @@ import asyncio
 import pytest
 from void_service import Void, an_engine, start
 
-from nni_manager.domain.events import AttemptStarted, MetricsStored, UsageReported
+from nni_manager.domain.events import AttemptStarted, MetricsStored
 from nni_manager.domain.experiment import Experiment
+from nni_manager.engine import commits, views
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.store.store import StoreReader, UsageRow
+from nni_manager.store.store import StoreReader, TrialRow
 from nni_manager.training_services.base import JobEnded, Placement
 from trial_keeper.exit_codes import KeeperExit
-from trial_keeper.wire.messages import AttemptKey, Usage
+from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.workspace import TrialDocument
 
 NOTHING = "pass\n"
@@ -52,63 +53,6 @@ def test_a_bug_while_an_event_is_handled_ends_the_engine_whoever_posted_it(
             AttemptStarted(key, 1.0) if event is AttemptStarted else MetricsStored(key, ((False, "1"),))
         )
         assert engine.failed.is_set()
-        await engine.close()
-
-    play(scenario)
-
-
-def a_sample(key, rss_bytes):
-    return UsageReported(Usage(key, 50.0, rss_bytes))
-
-
-@pytest.mark.parametrize("is_soon", [True, False])
-def test_samples_of_usage_are_stored_together_soon_or_at_the_end(a_real_experiment, monkeypatch, is_soon):
-    monkeypatch.setattr(engine_module, "_SAVE_USAGE_EVERY_S", 0.05 if is_soon else 3600)
-    experiment = a_real_experiment(NOTHING)
-
-    async def scenario():
-        engine, service = an_engine(experiment)
-        await start(engine)
-        await service.submitted.wait()
-        key = AttemptKey(next(iter(engine.experiment.trials)), 0, "main-0")
-        engine.post(AttemptStarted(key, 1.0))
-        samples_added = []
-        add = engine.commits.add
-
-        def adding(writes):
-            if any(isinstance(write, UsageRow) for write in writes):
-                samples_added.append(len(writes))
-            return add(writes)
-
-        monkeypatch.setattr(engine.commits, "add", adding)
-        for _ in range(5):
-            engine.post(a_sample(key, 10))
-        assert samples_added == [1], "a new peak is stored at once, and the sample before it"
-        if is_soon:
-            await until(lambda: len(engine.reader.usage_of(key.trial_id)) == 5)
-            assert samples_added == [1, 4]
-        await engine.close()
-        with StoreReader(experiment.folder.database) as reader:
-            assert len(reader.usage_of(key.trial_id)) == 5
-            assert reader.trial(key.trial_id).peak_usage.rss_bytes == 10
-
-    play(scenario)
-
-
-def test_a_keeper_that_tells_usage_without_end_fills_no_memory(a_real_experiment, monkeypatch):
-    monkeypatch.setattr(engine_module, "_SAVE_USAGE_EVERY_S", 3600)
-    monkeypatch.setattr(engine_module, "_MOST_USAGE_UNSAVED", 10)
-    experiment = a_real_experiment(NOTHING)
-
-    async def scenario():
-        engine, service = an_engine(experiment)
-        await start(engine)
-        await service.submitted.wait()
-        key = AttemptKey(next(iter(engine.experiment.trials)), 0, "main-0")
-        engine.post(AttemptStarted(key, 1.0))
-        for _ in range(31):
-            engine.post(a_sample(key, 10))
-        await until(lambda: len(engine.reader.usage_of(key.trial_id)) == 31)
         await engine.close()
 
     play(scenario)
@@ -299,3 +243,35 @@ def test_the_exit_code_of_a_keeper_that_began_nothing_is_the_trials_reason(a_rea
         await engine.close()
 
     play(scenario)
+
+
+def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_room(
+    a_real_experiment, monkeypatch
+):
+    monkeypatch.setattr(commits, "RETRY_S", 0.05)
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        await engine.commits.add([])
+        connection = engine.commits._store._connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        (trial,) = engine.experiment.trials.values()
+        trial.message = "x" * 100_000  # more than the pages there are
+        stored = engine.commits.add([TrialRow.of(trial)])
+        await until(lambda: engine.picture().problem)
+        picture = engine.picture()
+        for view in (views.status_view, views.profile_view, views.metadata_view, views.summary_view):
+            assert "free some space there" in view(picture)["problem"]
+        connection.execute("PRAGMA max_page_count = 1000000")
+        await stored
+        picture = engine.picture()
+        assert "problem" not in views.status_view(picture) | views.metadata_view(picture)
+        await engine.close()
+
+    play(scenario)
+    with StoreReader(experiment.folder.database) as reader:
+        assert [len(trial.message) for trial in reader.trials()] == [100_000]

@@ -68,16 +68,14 @@ from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import AttemptKey, Stream, Usage
+from trial_keeper.wire.limits import COLLECTED_BYTES, collected
+from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
 
 log = logging.getLogger(__name__)
 
 _SAVE_DURATION_EVERY_S = 10.0
-# 1,000 tasks tell 200 samples a second; nobody waits for them, and so they make one transaction.
-_SAVE_USAGE_EVERY_S = 1.0
-_MOST_USAGE_UNSAVED = 1000
 _LAST_KEEPERS_S = 5.0
 # A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
 _FIRST_RESUBMIT_S = 0.5
@@ -109,7 +107,13 @@ class Engine:
         self.experiment = experiment_of(self.stored, config)
         self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
         self.keepers = Keepers(
-            self.experiment, self.stored.secret, config.version_check, self.commits, self.reader, self.post
+            self.experiment,
+            self.stored.secret,
+            config.version_check,
+            self.commits,
+            self.reader,
+            folder.workspace,
+            self.post,
         )
         self.finished = asyncio.Event()
         """Set when the experiment is over and nothing runs any more."""
@@ -127,8 +131,6 @@ class Engine:
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
-        self._unsaved_usage: list[UsageRow] = []
-        self._usage_timer: asyncio.TimerHandle | None = None
         self._code_snapshot: str | None = None
         self._submitting: dict[str, asyncio.Task[None]] = {}
         """Jobs that do not exist yet, and the work to make them; that work may be cancelled."""
@@ -168,7 +170,10 @@ class Engine:
             if left.ended is not None:
                 trial.ended_in(left.ended)
                 durable = self.reader.offsets(left.key)
-                if all(durable.get(stream, 0) >= size for stream, size in left.ended.final_sizes.items()):
+                if all(
+                    durable.get(stream, 0) >= collected(stream, size)
+                    for stream, size in left.ended.final_sizes.items()
+                ):
                     trial.undelivered.discard(left.key.task)
 
     async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
@@ -212,7 +217,6 @@ class Engine:
         self.keepers.close_all()
         await self._service.close()
         if not self.failed.is_set():
-            self._save_all_usage()
             self._save_experiment()
             await self.commits.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
@@ -282,7 +286,7 @@ class Engine:
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
             case SaveUsage():
-                self._save_usage(effect.usage)
+                self.commits.add_unhurried([UsageRow(effect.usage, time.time())])
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():
@@ -329,26 +333,7 @@ class Engine:
         else:
             self._last_save.add_done_callback(lambda done: action() if not done.exception() else None)
 
-    def _save_usage(self, usage: Usage) -> None:
-        """Soon, and together with other samples."""
-        self._unsaved_usage.append(UsageRow(usage, time.time()))
-        if len(self._unsaved_usage) >= _MOST_USAGE_UNSAVED:
-            self._save_all_usage()
-        elif self._usage_timer is None:
-            loop = asyncio.get_running_loop()
-            self._usage_timer = loop.call_later(_SAVE_USAGE_EVERY_S, self._save_all_usage)
-
-    def _save_all_usage(self) -> None:
-        if self._usage_timer is not None:
-            self._usage_timer.cancel()
-            self._usage_timer = None
-        if self._unsaved_usage:
-            rows, self._unsaved_usage = self._unsaved_usage, []
-            self.commits.add(rows)
-
     def _save_trial(self, trial: Trial) -> None:
-        # First: no peak without the sample that it is of.
-        self._save_all_usage()
         self._last_save = self.commits.add([TrialRow.of(trial)])
         if self._logged.get(trial.trial_id) is trial.state:
             return
@@ -612,7 +597,10 @@ class Engine:
                 self.folder.workspace, left.key, stream, self.keepers.received(left.key, stream), size
             )
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                await self.commits.room()
                 self.keepers.take(left.key, stream, *piece)
+                if self.keepers.received(left.key, stream) >= COLLECTED_BYTES[stream]:
+                    break
 
     # ---- time
 
