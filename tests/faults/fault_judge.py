@@ -113,14 +113,24 @@ def ledger_path(ledgers: Path, trial_id: str, attempt: int) -> Path:
 
 
 def judge(
-    folder: ExperimentFolder, storage: Workspace, ledgers: Path, harm: Harm, trial_count: int
+    folder: ExperimentFolder,
+    storage: Workspace,
+    ledgers: Path,
+    harm: Harm,
+    trial_count: int,
+    took_s: float,
 ) -> Verdict:
-    """Look at everything that is left of an experiment; its manager has ended. `storage`: the workspace as it really is."""
+    """Look at everything that is left of an experiment; its manager has ended. `storage`: the workspace as it really is.
+
+    `took_s`: how long all of it took, by a clock that nobody stepped.
+    """
     verdict = Verdict()
     with StoreReader(folder.database) as reader:
         experiment = reader.experiment()
         if experiment.state.value != "DONE":
             verdict.wrong.append(f"the experiment is {experiment.state.value} {experiment.error}")
+        if not 0 < experiment.active_s <= took_s:
+            verdict.wrong.append(f"it says that it ran for {experiment.active_s:.1f} s of {took_s:.1f} s")
         trials = reader.trials()
         if len(trials) != trial_count:
             verdict.wrong.append(f"there are {len(trials)} trials, not {trial_count}")

@@ -25,7 +25,7 @@ import psutil
 from apart import Apart
 from fault_judge import Harm, Verdict, judge
 from fault_plan import Fault, Kind, Plan, plan_of
-from fault_site import Site, a_site, missing_here, wait_until
+from fault_site import Site, a_site, missing_here, processes_of, wait_until
 
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import NniManagerError
@@ -39,6 +39,7 @@ _READY_WITHIN_S = 60.0
 # A keeper that has tried in vain for long tries again within a minute; a machine under load takes its time for all the rest.
 _DONE_WITHIN_S = 240.0
 _END_WITHIN_S = 90.0
+_RUNS_WITHIN_S = 5.0
 _AT_ONCE_S = 0.2
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
 # One trial in two gives up when a report is refused, as most training code does. The others go on, and end well.
@@ -321,7 +322,10 @@ class _Experiment:
 
     def _hit_process(self, fault: Fault) -> None:
         is_keeper = fault.kind in (Kind.KEEPER_KILLED, Kind.KEEPER_STOPPED)
-        running = self._keepers() if is_keeper else self._running_trials()
+        find = self._keepers if is_keeper else self._running_trials
+        with contextlib.suppress(TimeoutError):
+            wait_until(find, "one runs", _RUNS_WITHIN_S)  # none does between two trials
+        running = find()
         if not running:
             self.note(f"{fault.kind.value}: none runs")
             return
@@ -337,29 +341,33 @@ class _Experiment:
 
     def _keepers(self) -> list[tuple[str, psutil.Process]]:
         """Those that run, with their jobs."""
-        found = []
-        for file in sorted(self.folder.jobs.glob("*.json")):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(json.loads(file.read_bytes())["pid"])
-                if process.environ().get("FAULTS_RUN") == self.site.name:
-                    found.append((file.stem, process))
-        return found
+        found = self._running("TRIAL_KEEPER_JOB_ID", "trial_keeper")
+        pids = {process.pid for _, process in found}
+        # Each has a guard, which is a copy of it.
+        return [(job_id, process) for job_id, process in found if _parent_of(process) not in pids]
 
     def _running_trials(self) -> list[tuple[str, psutil.Process]]:
+        return self._running("NNI_TRIAL_JOB_ID", "train.py")
+
+    def _running(self, variable: str, command: str) -> list[tuple[str, psutil.Process]]:
         found = []
-        for process in psutil.process_iter():
+        for process in processes_of(self.site.name):
             with contextlib.suppress(psutil.Error, OSError):
                 environ = process.environ()
-                is_ours = environ.get("FAULTS_RUN") == self.site.name and process.cmdline()[-1:] == [
-                    "train.py"
-                ]
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append((environ["NNI_TRIAL_JOB_ID"], process))
+                if variable in environ and process.cmdline()[-1:] == [command]:
+                    found.append((environ[variable], process))
         return sorted(found, key=lambda each: each[1].pid)
 
     @property
     def harm(self) -> Harm:
         return Harm(self.trials_killed, self.keepers_killed, bool(self.plan.kinds & _STORAGE_KINDS))
+
+
+def _parent_of(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _play(experiment: _Experiment, plan: Plan) -> None:
@@ -398,7 +406,8 @@ def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trial
             experiment.wrong.append("".join(traceback.format_exception_only(error)).strip())
             experiment.wrong += [f"still runs: {left}" for left in site.leftovers()]
             experiment.kill_manager()
-        verdict = judge(experiment.folder, experiment.storage, site.ledgers, experiment.harm, trials)
+        took_s = time.monotonic() - began_s
+        verdict = judge(experiment.folder, experiment.storage, site.ledgers, experiment.harm, trials, took_s)
         verdict.wrong += experiment.wrong
         if not verdict.is_good:
             _keep(experiment, folder / "evidence")

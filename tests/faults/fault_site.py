@@ -220,6 +220,7 @@ class Site:
         self._plan = plan
         self._lives = 0
         self._road: RoadProcess | None = None
+        self._storage_servers: list[subprocess.Popen[bytes]] = []
         self._road_delay_s = 0.0
         self.environ = os.environ | {RUN: self.name}
         self._suite_environ = self.environ | {SUITE: "yes"}
@@ -244,6 +245,8 @@ class Site:
         if self._road is not None:
             self._road.close()
         self._janitor.clean_up()
+        for server in self._storage_servers:
+            server.wait(_STEP_WITHIN_S)
 
     # ---- storage
 
@@ -257,7 +260,7 @@ class Site:
             run("mount", "--make-private", view)  # what is done to one view must not show in the other
             return
         with (self.folder / f"{view.name}.log").open("wb") as log:
-            subprocess.Popen(
+            server = subprocess.Popen(
                 [sys.executable, _FAKES / "far_storage.py", self.storage.path, view, self._faults_file(view)],
                 env=self._suite_environ,
                 stdin=subprocess.DEVNULL,
@@ -265,6 +268,7 @@ class Site:
                 stderr=log,
                 start_new_session=True,
             )
+        self._storage_servers.append(server)
         wait_until(lambda: os.path.ismount(view), f"{view} is mounted", 30)
         run("mount", "--make-private", view)
 

@@ -15,7 +15,8 @@ from trial_keeper.wire.reasons import ExitReason
 # A minute on an idle machine; other tests may be running.
 pytestmark = pytest.mark.timeout(900)
 
-SEEDS = (1, 2, 3, 6, 8)
+# Together these meet every kind of fault.
+SEEDS = (6, 10, 11, 13, 17)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -47,7 +48,9 @@ def test_the_suite_sees_what_a_manager_does_that(tmp_path, planted, faults, seen
     assert not seen or getattr(verdict, seen) > 0, verdict.lines()
 
 
-def test_every_kind_of_fault_is_in_twenty_plans():
+def test_every_kind_of_fault_is_in_the_plans_of_this_file_and_in_the_first_twenty():
+    plans = [plan_of(seed, is_short=True) for seed in SEEDS]
+    assert {kind for plan in plans for kind in plan.kinds} == set(Kind)
     plans = [plan_of(seed, is_short=False) for seed in range(1, 21)]
     assert {kind for plan in plans for kind in plan.kinds} == set(Kind)
     assert {plan.reuses_jobs for plan in plans} == {True, False}
