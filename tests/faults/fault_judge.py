@@ -81,6 +81,8 @@ class Harm:
     keepers_killed: Collection[str] = ()
     """Jobs."""
     storage_failed: bool = False
+    manager_was_away: bool = False
+    """Then a job's exit code is known to nobody: what its keeper said of the storage has to do."""
 
 
 @dataclass(slots=True)
@@ -199,6 +201,12 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
             return []
         case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if keeper_was_killed:
             return []
+        case ExitReason.KEEPER_LOST if harm.storage_failed and harm.manager_was_away and not ledger.has_ended:
+            return (
+                []
+                if "cannot write in the workspace" in trial.message
+                else [f"{told}, and that is all it says"]
+            )
         case ExitReason.NONZERO_EXIT if ledger.gave_up:
             return []
         case reason if reason in _STORAGE_REASONS and harm.storage_failed and not ledger.has_ended:

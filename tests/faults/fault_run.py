@@ -360,7 +360,13 @@ class _Experiment:
 
     @property
     def harm(self) -> Harm:
-        return Harm(self.trials_killed, self.keepers_killed, bool(self.plan.kinds & _STORAGE_KINDS))
+        kinds = self.plan.kinds
+        return Harm(
+            self.trials_killed,
+            self.keepers_killed,
+            bool(kinds & _STORAGE_KINDS),
+            bool(kinds & {Kind.MANAGER_KILLED, Kind.MANAGER_MOVED}),
+        )
 
 
 def _parent_of(process: psutil.Process) -> int:

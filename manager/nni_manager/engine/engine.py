@@ -523,7 +523,7 @@ class Engine:
             self._perform(SubmitJob(job))
         else:
             unknown = "its job is not known to the training service any more"
-            message = unknown if presence is JobPresence.UNKNOWN else ""
+            message = unknown if presence is JobPresence.UNKNOWN else self._service.last_words(job.job_id)
             self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
 
     async def _recover(self, job: Job, ended: JobEnded) -> None:
