@@ -2,13 +2,15 @@
 
 Theory of operation. A keeper is given a trial, starts its command at once, and replicates the attempt's files whenever a
 manager can be reached. An end is written to exit.json before it is told, so that it is known even if nobody ever
-listens. A job without reuse is given one trial when it starts. With reuse the keeper says that it is idle, and is given the
-next trial while the last bytes of the one before may still be on their way: attempts that have ended are kept until the
-manager has said that everything about them is recorded.
+listens. Where no network leads to a manager, that reads the same files from the shared storage, and leaves there the word to
+stop a trial: who brings it makes no difference here. A job without reuse is given one trial when it starts. With reuse the
+keeper says that it is idle, and is given the next trial while the last bytes of the one before may still be on their way:
+attempts that have ended are kept until the manager has said that everything about them is recorded.
 
 The keeper leaves when there is nothing more for it to do: its one trial is over, or the manager says so, or it was asked by a
 signal, has been idle too long, has run as many trials as it may, or found that a trial could not be cleared away. It ends when
-the manager has everything, or when nothing has gone forward for `linger_s`: the workspace then has all there is to know.
+the manager has everything, or when nothing has gone forward for `linger_s`: the workspace then has all there is to know. A keeper
+that has never reached a manager does not wait that long for one.
 
 All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -60,6 +62,9 @@ from trial_keeper.wire.messages import (
 )
 from trial_keeper.wire.reasons import ExitReason
 
+# Enough for the tries of a manager that is about to start. Behind a firewall every trial's container would stay longer by this.
+LINGER_UNHEARD_S = 5.0
+
 
 class Keeper:
     """One keeper from start to end."""
@@ -72,6 +77,7 @@ class Keeper:
         self.attempts: dict[AttemptKey, Attempt] = {}
         """Those that are not closed, oldest first."""
         self._served = 0
+        self._was_linked = False
         self._is_leaving = not settings.is_reused
         self._is_dismissed = False
         self._was_signalled = False
@@ -254,7 +260,7 @@ class Keeper:
         attempt.replication.ended(ended.final_sizes)
         self.current = None
         self._idle_since_s = now_s
-        self._lingers_until_s = now_s + self.settings.linger_s
+        self._note_progress(now_s)
         if not self.settings.is_reused:
             self._own_code = ended.exit_code
         text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
@@ -352,6 +358,7 @@ class Keeper:
 
     def _note_link(self, event: LinkOpened, now_s: float) -> list[Effect]:
         self.link.happened(LinkEvent.OPENED, now_s)
+        self._was_linked = True
         self._note_progress(now_s)
         known = {entry.key: entry for entry in event.welcome.attempts}
         effects: list[Effect] = []
@@ -365,7 +372,8 @@ class Keeper:
         return effects + self._tell_idle()
 
     def _note_progress(self, now_s: float) -> None:
-        self._lingers_until_s = now_s + self.settings.linger_s
+        linger_s = self.settings.linger_s
+        self._lingers_until_s = now_s + (linger_s if self._was_linked else min(linger_s, LINGER_UNHEARD_S))
 
     def _note_link_down(self, event: LinkEvent, text: str, now_s: float) -> list[Effect]:
         self.link.happened(event, now_s)

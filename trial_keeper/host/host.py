@@ -56,10 +56,12 @@ from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
+    DocumentInvalid,
     TrialDocument,
     Workspace,
     exit_to_bytes,
     replace_file,
+    stop_from_bytes,
 )
 
 if TYPE_CHECKING:
@@ -304,10 +306,21 @@ class Host:
             await asyncio.sleep(_MANAGER_LOOK_S)
             if self._keeper.link.is_up:
                 continue
+            self._look_for_stop()
             stamp = self._manager_stamp()
             if stamp not in (None, seen):
                 self._handle(ManagerMoved())
             seen = stamp or seen
+
+    def _look_for_stop(self) -> None:
+        """What no stream can tell, the manager leaves in the workspace."""
+        attempt = self._current
+        if attempt is None:
+            return
+        # Not there, or not shown yet, or not whole: there is another look.
+        with contextlib.suppress(OSError, DocumentInvalid):
+            stop = stop_from_bytes(self._workspace.trial(attempt.key.trial_id).stop_json.read_bytes())
+            self._handle(stop)
 
     def _manager_stamp(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):

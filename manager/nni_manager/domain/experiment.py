@@ -35,6 +35,7 @@ from nni_manager.domain.events import (
     GiveTrial,
     JobGone,
     JobSubmitted,
+    KeeperFound,
     KeeperIdle,
     KeeperMatched,
     MetricsStored,
@@ -206,6 +207,11 @@ class Experiment:
         """The best trial that succeeded; of equals, the first."""
         return self.top[0] if self.top else None
 
+    @property
+    def trials_with_jobs(self) -> list[Trial]:
+        """Those that a job is to run, or runs."""
+        return [trial for job in self.jobs.live.values() if (trial := self._trial_of(job)) is not None]
+
     def restore(self, trials: Iterable[Trial]) -> None:
         """Take over the trials of an earlier manager, before `Begun` and before its jobs."""
         for trial in trials:
@@ -274,6 +280,8 @@ class Experiment:
                 self.keeper_has_matched = True
                 self.silence.broken(event.job_id)
                 return self._note_heard(event.job_id)
+            case KeeperFound():
+                return self._note_found(event.job_id)
             case TrialStopAsked():
                 return self._stop_trial(event.trial_id, event.reason, event.at_s, now_s)
             case ExperimentStopAsked():
@@ -442,6 +450,16 @@ class Experiment:
             return []
         job.was_heard = True
         return [SaveJob(job)]
+
+    def _note_found(self, job_id: str) -> list[Effect]:
+        job = self.jobs.live.get(job_id)
+        if job is None:
+            return []
+        job.was_found = True
+        # It has compared its version with the one that the workspace tells before it began.
+        self.keeper_has_matched = True
+        self.silence.found(job_id)
+        return self._note_heard(job_id)
 
     def _note_idle(self, event: KeeperIdle) -> list[Effect]:
         job = self.jobs.live.get(event.job_id)

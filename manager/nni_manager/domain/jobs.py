@@ -49,12 +49,16 @@ NEXT: dict[tuple[JobState, JobEvent], JobState] = {
 
 @dataclass(slots=True)
 class Job:
-    """One job. `was_heard`: a keeper of it has connected at some time, perhaps to an earlier manager."""
+    """One job. `was_heard`: a keeper of it has connected or was found in the workspace, perhaps by an earlier manager.
+
+    `was_found`: this manager has found one there.
+    """
 
     job_id: str
     state: JobState = JobState.READYING
     trial_id: str | None = None
     was_heard: bool = False
+    was_found: bool = False
     idle_tasks: set[str] = field(default_factory=set)
 
 

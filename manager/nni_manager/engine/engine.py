@@ -49,8 +49,9 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
+from nni_manager.engine.mount_road import FilesClosed, MountRoad
 from nni_manager.engine.picture import Picture, experiment_of
-from nni_manager.engine.trial_files import LeftBehind, left_behind, read_rest, write_experiment, write_trial
+from nni_manager.engine.trial_files import Seen, write_experiment, write_trial
 from nni_manager.errors import NniManagerError, TryAgain
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import (
@@ -116,7 +117,15 @@ class Engine:
         """Why jobs cannot be submitted at present; empty while all is well."""
         self._service = make_service(self._note_job_ended)
         self.experiment.completion = self._service.completion
-        self.experiment.jobs.tasks = self._service.completion.tasks
+        self.experiment.jobs.tasks = self.keepers.roads.tasks = self._service.completion.tasks
+        self.mount_road = MountRoad(
+            self.experiment,
+            folder.workspace,
+            self.keepers,
+            self.commits,
+            tuple(Stream) if config.log_collection == "http" else (Stream.METRICS,),
+            self.post,
+        )
         self._tuner = tuner
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._events: deque[Event] = deque()
@@ -154,7 +163,12 @@ class Engine:
         """What a task has told and was let go with, before the trial was over, is nowhere but in the workspace."""
         if trial.state is TrialState.WAITING:
             return
-        for left in await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id):
+        try:
+            all_left = await self.mount_road.left_behind(trial, may_be_late=False)
+        except FilesClosed as error:
+            log.warning("trial %s: %s", trial.trial_id, error)
+            return
+        for left in all_left:
             trial.joined(left.key)
             if left.ended is not None:
                 trial.ended_in(left.ended)
@@ -188,6 +202,7 @@ class Engine:
         for job in jobs_of_before:
             await self._take_over(job)
         self._spawn(self._watch_time())
+        self._spawn(self.mount_road.follow(self._spawn))
 
     async def close(self) -> None:
         """Let go of everything; trials that run go on, and all that was received is stored."""
@@ -204,6 +219,7 @@ class Engine:
             self._save_experiment()
             await self.commits.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
+        self.mount_road.threads.close()
         self.reader.close()
 
     def picture(self) -> Picture:
@@ -218,8 +234,11 @@ class Engine:
             self.commits.problem
             or self.submit_problem
             or self._service.problem
+            or self.mount_road.problem
             or self.experiment.silence.problem(time.monotonic()),
             len(self.keepers),
+            self.keepers.roads,
+            time.monotonic(),
         )
 
     def stop(self) -> None:
@@ -265,6 +284,8 @@ class Engine:
             case TellTuner():
                 self._spawn(self._tell(effect.sequence_id, effect.value))
             case SaveJob():
+                if effect.is_over:
+                    self.keepers.roads.forget(effect.job.job_id)
                 ended_at_s = time.time() if effect.is_over else None
                 self._last_save = self.commits.add(
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
@@ -276,9 +297,7 @@ class Engine:
             case GiveTrial():
                 self._spawn(self._give(effect.job, effect.trial, effect.task))
             case CancelTrial():
-                is_heard = self.keepers.stop(effect.trial, effect.reason)
-                if not (is_heard and self.experiment.reuses_jobs):
-                    self._spawn(self._stop_job(effect.trial.job_id))
+                self._cancel(effect.trial, effect.reason)
             case DismissJob():
                 if not self.keepers.leave(effect.job.job_id, "there are no more trials"):
                     self._spawn(self._stop_job(effect.job.job_id))
@@ -419,6 +438,7 @@ class Engine:
                 # From here on the job may exist, so a stop has to go through the training service.
                 self._submitting.pop(job.job_id, None)
                 self.post(JobSubmitted(job.job_id))
+                self.keepers.roads.watch(job.job_id, time.monotonic())
                 await self._service.submit(self._settings(job))
                 is_submitted = True
                 self.submit_problem = ""
@@ -428,7 +448,7 @@ class Engine:
 
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         placement = self._service.placement(job.job_id)
-        await asyncio.to_thread(
+        await self.mount_road.threads.call(
             write_trial,
             self.folder.workspace,
             trial,
@@ -469,6 +489,21 @@ class Engine:
             warm_imports=self.config.reuse.warm_imports,
         )
 
+    def _cancel(self, trial: Trial, reason: ExitReason) -> None:
+        job_id = trial.job_id
+        job_must_end = not (self.keepers.stop(trial, reason) and self.experiment.reuses_jobs)
+        if job_id in self._submitting or self.keepers.roads.is_all_stream(job_id):
+            if job_must_end:
+                self._spawn(self._stop_job(job_id))
+        else:
+            self._spawn(self._stop_by_mount(trial, reason, job_must_end=job_must_end))
+
+    async def _stop_by_mount(self, trial: Trial, reason: ExitReason, *, job_must_end: bool) -> None:
+        """First, so that a keeper that hears of it in no other way has what is left of the cluster's own grace."""
+        await self.mount_road.leave_stop(trial.trial_id, reason)
+        if job_must_end:
+            await self._stop_job(trial.job_id)
+
     async def _stop_job(self, job_id: str) -> None:
         submission = self._submitting.pop(job_id, None)
         if submission is not None:
@@ -487,13 +522,10 @@ class Engine:
     async def _take_over(self, job: Job) -> None:
         presence = await self._service.adopt(job.job_id)
         trial = self._trial_of(job)
-        is_untouched = (
-            trial is not None
-            and trial.state is TrialState.WAITING
-            and not left_behind(self.folder.workspace, trial.trial_id)
-        )
+        is_untouched = trial is not None and await self._is_untouched(trial)
         log.info("job %s is %s", job.job_id, presence.value)
         if presence is JobPresence.RUNNING:
+            self.keepers.roads.watch(job.job_id, time.monotonic())
             if (trial is not None and trial.state is TrialState.STOPPING) or job.state is JobState.LEAVING:
                 await self._stop_job(job.job_id)
             elif not job.was_heard:
@@ -509,6 +541,15 @@ class Engine:
             message = unknown if presence is JobPresence.UNKNOWN else ""
             self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
 
+    async def _is_untouched(self, trial: Trial) -> bool:
+        """Whether no keeper has begun the trial."""
+        try:
+            return trial.state is TrialState.WAITING and not await self.mount_road.left_behind(
+                trial, may_be_late=False
+            )
+        except FilesClosed:
+            return False
+
     async def _recover(self, job: Job, ended: JobEnded) -> None:
         """The job is gone, perhaps before its keepers told everything: the workspace has the rest."""
         how = (
@@ -522,16 +563,13 @@ class Engine:
         trial, is_untouched = self._trial_of(job), False
         if trial is not None and not trial.state.is_final:
             await self._service.end_leftovers(job.job_id, trial.trial_id)
-            left = await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id)
-            is_untouched = not left
-            for each in left:
-                self.post(
-                    AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
-                )
-                await self._take_rest(each)
-            for each in left:
-                if each.ended is not None:
-                    self.keepers.end(each.ended)
+            try:
+                left = await self._take_left(trial, ended)
+            except FilesClosed as error:
+                how, reason = str(error), ExitReason.MOUNT
+            else:
+                is_untouched = not left
+                if any(each.ended for each in left):
                     how, reason = (
                         "the workspace does not hold all that it wrote; check the shared storage",
                         ExitReason.MOUNT,
@@ -550,26 +588,44 @@ class Engine:
             )
         )
 
+    async def _take_left(self, trial: Trial, ended: JobEnded) -> list[Seen]:
+        """Take all that the attempts of a trial have left, now that nobody writes there any more; how each stands.
+
+        Raises:
+            FilesClosed: the storage does not let the manager read there.
+        """
+        # Elsewhere an end may be written that this machine is not shown yet. A keeper that failed itself has mostly left none.
+        has_begun = trial.state is not TrialState.WAITING or ended.exit_code == 0
+        is_own = ended.exit_code is not None and known(ended.exit_code) is not None
+        left = await self.mount_road.left_behind(
+            trial, may_be_late=self._service.uses_snapshot and has_begun and not is_own
+        )
+        for each in left:
+            self.post(
+                AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
+            )
+            await self.mount_road.take_rest(trial, each)
+        for each in left:
+            if each.ended is not None:
+                self.keepers.end(each.ended)
+        return left
+
     async def _take_missing(self, key: AttemptKey) -> None:
         """A keeper died and left its job alive: what its attempt had still to tell lies in the workspace."""
-        left = await asyncio.to_thread(left_behind, self.folder.workspace, key.trial_id)
-        found = next((each for each in left if each.key == key), None)
+        trial = self.experiment.trials[key.trial_id]
+        try:
+            left = await self.mount_road.left_behind(trial, may_be_late=False)
+            found = next((each for each in left if each.key == key and each.ended), None)
+            if found is not None:
+                await self.mount_road.take_rest(trial, found)
+        except FilesClosed as error:
+            log.warning("trial %s: %s", key, error)
+            found = None
         if found is None or found.ended is None:
             log.warning("trial %s: its keeper is gone, and told no end", key)
             self.post(AttemptLost(key, time.time()))
-            return
-        await self._take_rest(found)
-        self.keepers.end(found.ended)
-
-    async def _take_rest(self, left: LeftBehind) -> None:
-        streams = tuple(Stream) if self.config.log_collection == "http" else (Stream.METRICS,)
-        for stream in streams:
-            size = left.ended.final_sizes.get(stream) if left.ended is not None else None
-            pieces = read_rest(
-                self.folder.workspace, left.key, stream, self.keepers.received(left.key, stream), size
-            )
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                self.keepers.take(left.key, stream, *piece)
+        else:
+            self.keepers.end(found.ended)
 
     # ---- time
 

@@ -1,8 +1,10 @@
 """The workspace as the manager uses it: what it writes for a trial, and what it reads when no keeper can tell."""
 
+import errno
 import json
-import time
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import nni_sdk
 from nni_manager.domain.trial import Trial
 from nni_manager.store.folders import OPEN_TO_ALL
 from nni_manager.training_services.base import Placement
-from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.workspace import (
     DocumentInvalid,
     ManagerDocument,
@@ -18,11 +20,19 @@ from trial_keeper.wire.workspace import (
     Workspace,
     exit_from_bytes,
     replace_file,
+    stop_to_bytes,
 )
 
 _READ_BYTES = 256 * 1024
 # Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
 STORAGE_LAG_S = 6.0
+# A message of 4 KiB and a few numbers, with room.
+_LONGEST_EXIT_BYTES = 64 * 1024
+_AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# A pipe in place of a file is not waited for.
+_AS_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+# It is not there (yet, or any more: a stale handle), or is no file: a link, a folder, a socket.
+_NOT_SHOWN = (errno.ENOENT, errno.ESTALE, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 
 
 def write_experiment(workspace: Workspace, document: ManagerDocument, run_script: str) -> None:
@@ -68,47 +78,136 @@ def write_trial(
     replace_file(folder.trial_json, document.to_bytes())
 
 
+def write_stop(workspace: Workspace, stop: StopTrial) -> None:
+    """Ask the keepers of a trial that no stream reaches to stop it. Its folder is there.
+
+    Raises:
+        OSError: the storage does not take it.
+    """
+    replace_file(workspace.trial(stop.trial_id).stop_json, stop_to_bytes(stop))
+
+
+# ---- what keepers leave there. It may be a trial's own work: whatever lies there, looking at it neither waits nor leads outside.
+
+
 @dataclass(frozen=True, slots=True)
-class LeftBehind:
-    """What a keeper left in the workspace for one attempt. `ended` is None when it died before it could tell."""
+class Seen:
+    """What a look showed of one attempt.
+
+    `has_begun`: its command runs, or has ended. `pieces` are bytes from the offsets that were asked for on. `ended` is None as
+    long as no whole exit.json is shown.
+    """
 
     key: AttemptKey
+    has_begun: bool
+    pieces: tuple[tuple[Stream, int, bytes], ...]
     ended: TrialEnded | None
 
 
-def left_behind(workspace: Workspace, trial_id: str) -> list[LeftBehind]:
-    """The newest attempt of each task of a trial; empty when no keeper ever began one."""
-    newest = {key.task: key for key in workspace.attempts_of(trial_id)}
-    return [_left_of(workspace, key) for key in newest.values()]
+def newest_attempts(workspace: Workspace, trial_id: str) -> list[AttemptKey]:
+    """The newest attempt of each task of a trial; empty when no keeper ever began one.
 
-
-def _left_of(workspace: Workspace, key: AttemptKey) -> LeftBehind:
-    try:
-        return LeftBehind(key, exit_from_bytes(workspace.attempt(key).exit_json.read_bytes()))
-    except (FileNotFoundError, DocumentInvalid):
-        return LeftBehind(key, None)
-
-
-def read_rest(
-    workspace: Workspace, key: AttemptKey, stream: Stream, offset: int, size: int | None
-) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a stream from `offset` on, up to `size` or to where the file ends; pairs of offset and bytes.
-
-    When the storage does not show `size` bytes yet it is given some seconds.
+    Raises:
+        OSError: the storage does not show them.
     """
-    gives_up_at_s = time.monotonic() + STORAGE_LAG_S
-    try:
-        file = workspace.attempt(key).stream(stream).open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        file.seek(offset)
-        while size is None or offset < size:
-            data = file.read(_READ_BYTES if size is None else min(_READ_BYTES, size - offset))
+    return list({key.task: key for key in workspace.attempts_of(trial_id)}.values())
+
+
+def see_attempt(workspace: Workspace, key: AttemptKey, offsets: Offsets, *, is_over: bool = False) -> Seen:
+    """Look at an attempt's files: what they hold from these offsets on, at most 256 KiB of each.
+
+    Nothing beyond the sizes in exit.json counts. `is_over`: nobody writes there any more, so what is shown is all there is.
+
+    Raises:
+        OSError: the storage does not let this process read there, or fails.
+    """
+    with _Folder(workspace, key) as folder:
+        # First: a file that is read after the end was told has all that the end promises, or shows it later.
+        ended = _exit_of(folder, key)
+        pieces = []
+        for stream, offset in offsets.items():
+            end = None if ended is None else ended.final_sizes.get(stream)
+            longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
+            data = folder.read(workspace.attempt(key).stream(stream), offset, longest)
+            if ended is None and not is_over:
+                # An NFS client sends what was written in any order; what is not there yet is read as zeros.
+                data = data.partition(b"\0")[0]
             if data:
-                yield offset, data
-                offset += len(data)
-            elif size is None or time.monotonic() > gives_up_at_s:
-                return
-            else:
-                time.sleep(0.2)
+                pieces.append((stream, offset, data))
+        # The first thing a keeper writes about an attempt whose command runs.
+        has_begun = bool(ended or pieces or folder.read(workspace.attempt(key).stream(Stream.KEEPER), 0, 1))
+        return Seen(key, has_begun, tuple(pieces), ended)
+
+
+def _exit_of(folder: "_Folder", key: AttemptKey) -> TrialEnded | None:
+    content = folder.read(folder.path.exit_json, 0, _LONGEST_EXIT_BYTES)
+    try:
+        ended = exit_from_bytes(content) if content else None
+    except DocumentInvalid:
+        return None
+    # One that speaks of another attempt is none of this one's.
+    return ended if ended is not None and ended.key == key else None
+
+
+class _Folder:
+    """The folder of an attempt, entered without following a link: it belongs to whoever runs the trial."""
+
+    def __init__(self, workspace: Workspace, key: AttemptKey) -> None:
+        self.path = workspace.attempt(key)
+        self._attempts = workspace.trial(key.trial_id).attempts
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> "_Folder":
+        try:
+            # The attempts' folder itself was made by the manager.
+            attempts = os.open(self._attempts, _AS_FOLDER)
+            self._descriptor = _entered(attempts, self.path.path.relative_to(self._attempts).parts)
+        except OSError as error:
+            if error.errno not in _NOT_SHOWN:
+                error.filename = str(self.path.path)
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def read(self, path: Path, offset: int, longest: int) -> bytes:
+        """Up to so many bytes of a regular file in this folder; none when there is no such file, or none that can be shown now.
+
+        Raises:
+            OSError: the storage does not let this process read there, or fails.
+        """
+        if self._descriptor is None or longest <= 0:
+            return b""
+        try:
+            return self._read(self._descriptor, path, offset, longest)
+        except OSError as error:
+            if error.errno in _NOT_SHOWN:
+                return b""
+            error.filename = str(path)  # not only the last part of it
+            raise
+
+    def _read(self, attempt: int, path: Path, offset: int, longest: int) -> bytes:
+        *folders, name = path.relative_to(self.path.path).parts
+        within = _entered(os.dup(attempt), folders)
+        try:
+            descriptor = os.open(name, _AS_FILE, dir_fd=within)
+        finally:
+            os.close(within)
+        try:
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            return os.pread(descriptor, longest, offset) if is_file else b""
+        finally:
+            os.close(descriptor)
+
+
+def _entered(descriptor: int, folders: Iterable[str]) -> int:
+    """The folder below that one, which is let go of."""
+    for name in folders:
+        outer = descriptor
+        try:
+            descriptor = os.open(name, _AS_FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+        finally:
+            os.close(outer)
+    return descriptor
