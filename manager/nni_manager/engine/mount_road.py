@@ -96,8 +96,7 @@ class MountRoad:
 
     async def _look(self, job_id: str) -> None:
         try:
-            trial = self._trial_of(job_id)
-            if trial is not None:
+            for trial in self._trials_of(job_id):
                 for key in await self.threads.call(newest_attempts, self._workspace, trial.trial_id):
                     await self._follow_attempt(job_id, trial, key)
             self._failures.pop(job_id, None)
@@ -107,10 +106,9 @@ class MountRoad:
             self._looking -= 1
             self._keepers.roads.looked(job_id, time.monotonic())
 
-    def _trial_of(self, job_id: str) -> Trial | None:
+    def _trials_of(self, job_id: str) -> list[Trial]:
         job = self._experiment.jobs.live.get(job_id)
-        trial = None if job is None or job.trial_id is None else self._experiment.trials[job.trial_id]
-        return None if trial is None or trial.state.is_final else trial
+        return [] if job is None else self._experiment.trials_of(job)
 
     async def _follow_attempt(self, job_id: str, trial: Trial, key: AttemptKey) -> None:
         for _ in range(_ROUNDS_PER_LOOK):
@@ -132,7 +130,7 @@ class MountRoad:
         """Whether anything of the attempt is still to come, and by this road."""
         is_told = key.task in trial.ends and key.task not in trial.undelivered
         return (
-            self._trial_of(job_id) is trial
+            trial in self._trials_of(job_id)
             and trial.counts(key)
             and not (is_told and trial.attempt_of(key.task) == key.attempt)
             and self._keepers.roads.uses_mount(job_id, key.task, time.monotonic())
