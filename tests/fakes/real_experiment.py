@@ -73,7 +73,7 @@ async def a_manager_here(
 
     `told`: the address that keepers are told in place of the manager's own.
     """
-    port = free_port_pair()
+    port = experiment.port = free_port_pair()
     engine = Engine(experiment.config, experiment.folder, make_service, make_tuner(experiment.config))
     server = KeeperServer(engine.keepers)
     await engine.restore()

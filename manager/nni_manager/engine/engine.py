@@ -591,7 +591,9 @@ class Engine:
                         "the workspace does not hold all that it wrote; check the shared storage",
                         ExitReason.MOUNT,
                     )
-            await self.commits.add([])  # everything read so far is stored, and the experiment knows of it
+            await asyncio.shield(
+                self.commits.add([])
+            )  # everything read so far is stored, and the experiment knows of it
         log.info("job %s is gone: %s", job.job_id, how)
         message = "\n".join(part for part in (how, ended.message) if part)
         self.post(

@@ -155,7 +155,7 @@ class MountRoad:
         if seen.ended is not None:
             self._keepers.end(seen.ended)
         # While nothing can be stored nothing more is read: it waits in the files.
-        await self._commits.add([])
+        await asyncio.shield(self._commits.add([]))
 
     # ---- after the job ended
 
