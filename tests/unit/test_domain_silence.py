@@ -92,3 +92,8 @@ def test_a_job_that_was_found_is_not_silent_again_and_one_nobody_waits_for_is_no
     assert silence.problem(100 + LATE).startswith("keepers do not reach")
     silence.broken("first")
     assert silence.problem(1e6) == ""
+
+
+def test_jobs_that_need_the_network_say_so(silence: Silence) -> None:
+    silence.needs_network = True
+    assert "write reuse: false" in silence.problem(100 + LATE)

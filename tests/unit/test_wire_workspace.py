@@ -158,6 +158,13 @@ def test_what_a_trial_has_put_among_its_attempts_is_no_attempt(tmp_path: Path) -
     assert workspace.attempts_of("abcde") == [own]
 
 
+def test_of_more_attempts_than_any_cluster_makes_the_newest_are_listed(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    for number in range(1010):
+        workspace.attempt(AttemptKey("abcde", number, "a")).path.mkdir(parents=True)
+    assert [key.attempt for key in workspace.attempts_of("abcde")] == [*range(10, 1010)]
+
+
 # ---- documents
 
 

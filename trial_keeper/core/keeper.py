@@ -9,9 +9,9 @@ attempts that have ended are kept until the manager has said that everything abo
 keeper that is busy waits here, and begins the moment the one before it is over.
 
 The keeper leaves when there is nothing more for it to do: its one trial is over, or the manager says so, or it was asked by a
-signal, has been idle too long, has run as many trials as it may, or found that a trial could not be cleared away. It ends when
-the manager has everything, or when nothing has gone forward for `linger_s`: the workspace then has all there is to know. A keeper
-that has never reached a manager does not wait that long for one.
+signal, has been idle or without any manager for too long, has run as many trials as it may, or found that a trial could not be
+cleared away. It ends when the manager has everything, or when nothing has gone forward for `linger_s`: the workspace then has
+all there is to know. A keeper that has never reached a manager does not wait that long for one.
 
 All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -66,6 +66,8 @@ from trial_keeper.wire.reasons import ExitReason
 
 # Enough for the tries of a manager that is about to start. Behind a firewall every trial's container would stay longer by this.
 LINGER_UNHEARD_S = 5.0
+# A manager that is started again is there by then; a job that a firewall cuts off would hold its GPUs for nothing.
+LONGEST_UNREACHED_S = 120.0
 
 
 class Keeper:
@@ -412,8 +414,13 @@ class Keeper:
 
     @property
     def _idle_until_s(self) -> float:
-        is_refused = self.link.state is LinkState.REFUSED
-        return self._idle_since_s + (self.settings.linger_s if is_refused else self.settings.idle_timeout_s)
+        settings = self.settings
+        if self.link.state is LinkState.REFUSED:
+            return self._idle_since_s + settings.linger_s
+        is_unreached = not self._was_linked
+        return self._idle_since_s + (
+            min(settings.idle_timeout_s, LONGEST_UNREACHED_S) if is_unreached else settings.idle_timeout_s
+        )
 
     def _leave_when_idle_too_long(self, now_s: float) -> list[Effect]:
         if self.current is not None or self._is_leaving or now_s < self._idle_until_s:
@@ -422,6 +429,9 @@ class Keeper:
         if self.link.state is LinkState.REFUSED:
             self._own_code = KeeperExit.REFUSED
             return [LogDecision(None, "leaving: the manager gives this job no trials")]
+        if not self._was_linked:
+            self._own_code = KeeperExit.UNREACHED
+            return [LogDecision(None, f"leaving: {KeeperExit.UNREACHED.meaning}")]
         return [LogDecision(None, f"leaving: no trial has come for {self.settings.idle_timeout_s:g} s")]
 
     def _exit_when_done(self, now_s: float) -> list[Effect]:

@@ -30,7 +30,8 @@ from trial_keeper.wire.reasons import ExitReason
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
 # The year 5138: a later time is a mistake, and could not be shown.
 _LATEST_S = 1e11
-# More digits than a cluster can start attempts; whoever may write there could make a folder of any name.
+# More than a cluster starts; whoever may write there could make any number of folders, with any names.
+_NEWEST_ATTEMPTS = 1000
 _ATTEMPT_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -180,13 +181,15 @@ class Workspace:
         return str(self.root / "warm" / _safe(job_id))
 
     def attempts_of(self, trial_id: str) -> list[AttemptKey]:
-        """The attempts that have left a folder, oldest first. What else a trial may have put there is passed over.
+        """The attempts that have left a folder, oldest first. What else a trial may have put there is passed over, and all but
+        the newest thousand numbers.
 
         Raises:
             OSError: the storage does not show them.
         """
         folder = self.trial(trial_id).attempts
         numbers = sorted(int(name) for name in _folders_in(folder) if _ATTEMPT_NUMBER.fullmatch(name))
+        del numbers[:-_NEWEST_ATTEMPTS]
         return [
             AttemptKey(trial_id, number, task)
             for number in numbers

@@ -14,10 +14,11 @@ LONGEST_SILENCE_S = 60.0
 class Silence:
     """Who has not been heard, in the order of submission. Times are monotonic.
 
-    `addresses`: where keepers are told to connect to.
+    `addresses`: where keepers are told to connect to. `needs_network`: nothing but a stream can give their jobs trials.
     """
 
     addresses: tuple[str, ...] = ()
+    needs_network: bool = False
     _submitted_at_s: dict[str, float] = field(default_factory=dict)
     _found: dict[str, float] = field(default_factory=dict)
     """Those that are at work all the same, as the shared storage shows, by when they were submitted."""
@@ -43,9 +44,15 @@ class Silence:
         told = " or ".join(self.addresses)
         job_id = _first_overdue(self._submitted_at_s, now_s)
         if job_id is not None:
+            without = (
+                ". A job that runs many trials (reuse) gets none without the network, and leaves after two minutes; where there "
+                "is no way, write reuse: false"
+                if self.needs_network
+                else ""
+            )
             return (
                 f"no keeper has connected for {LONGEST_SILENCE_S:g} s since job {job_id} was submitted; it was told {told}; "
-                "see whether the cluster has started the job, then run `trial-keeper doctor` in its container"
+                f"see whether the cluster has started the job, then run `trial-keeper doctor` in its container{without}"
             )
         if _first_overdue(self._found, now_s) is not None:
             # The same words for all of them: where one keeper meets a firewall the others do.

@@ -120,6 +120,7 @@ class Engine:
         self.experiment.completion = self._service.completion
         self.experiment.jobs.tasks = self.keepers.roads.tasks = self._service.completion.tasks
         self.experiment.looks_ahead = not tuner.learns
+        self.experiment.silence.needs_network = config.reuse.is_on
         self.mount_road = MountRoad(
             self.experiment,
             folder.workspace,
