@@ -27,7 +27,9 @@ from trial_keeper.wire.workspace import (
 WORKSPACE = Workspace(Path("/mnt/exp"))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 TIMES = st.floats(0, 1e11, exclude_max=True)
-MANAGER_DOCUMENTS = st.builds(ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple))
+MANAGER_DOCUMENTS = st.builds(
+    ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple), st.none() | TEXT
+)
 TRIAL_DOCUMENTS = st.builds(
     TrialDocument,
     TEXT,

@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from nni_manager.domain.trial import Trial
 from nni_manager.store.folders import OPEN_TO_ALL
 from nni_manager.training_services.base import Placement
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream, TrialEnded
+from trial_keeper.wire.own_files import NotOwnFile, open_inside
 from trial_keeper.wire.workspace import (
     DocumentInvalid,
     ManagerDocument,
@@ -24,15 +23,10 @@ from trial_keeper.wire.workspace import (
 )
 
 _READ_BYTES = 256 * 1024
-# Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
-STORAGE_LAG_S = 6.0
 # A message of 4 KiB and a few numbers, with room.
 _LONGEST_EXIT_BYTES = 64 * 1024
-_AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# A pipe in place of a file is not waited for.
-_AS_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-# It is not there (yet, or any more: a stale handle), or is no file: a link, a folder, a socket.
-_NOT_SHOWN = (errno.ENOENT, errno.ESTALE, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+# Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
+STORAGE_LAG_S = 6.0
 
 
 def write_experiment(workspace: Workspace, document: ManagerDocument, run_script: str) -> None:
@@ -121,26 +115,25 @@ def see_attempt(workspace: Workspace, key: AttemptKey, offsets: Offsets, *, is_o
     Raises:
         OSError: the storage does not let this process read there, or fails.
     """
-    with _Folder(workspace, key) as folder:
-        # First: a file that is read after the end was told has all that the end promises, or shows it later.
-        ended = _exit_of(folder, key)
-        pieces = []
-        for stream, offset in offsets.items():
-            end = None if ended is None else ended.final_sizes.get(stream)
-            longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
-            data = folder.read(workspace.attempt(key).stream(stream), offset, longest)
-            if ended is None and not is_over:
-                # An NFS client sends what was written in any order; what is not there yet is read as zeros.
-                data = data.partition(b"\0")[0]
-            if data:
-                pieces.append((stream, offset, data))
-        # The first thing a keeper writes about an attempt whose command runs.
-        has_begun = bool(ended or pieces or folder.read(workspace.attempt(key).stream(Stream.KEEPER), 0, 1))
-        return Seen(key, has_begun, tuple(pieces), ended)
+    # First: a file that is read after the end was told has all that the end promises, or shows it later.
+    folder, ended = workspace.attempt(key), _exit_of(workspace, key)
+    pieces = []
+    for stream, offset in offsets.items():
+        end = None if ended is None else ended.final_sizes.get(stream)
+        longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
+        data = _read(workspace, folder.stream(stream), offset, longest)
+        if ended is None and not is_over:
+            # An NFS client sends what was written in any order; what is not there yet is read as zeros.
+            data = data.partition(b"\0")[0]
+        if data:
+            pieces.append((stream, offset, data))
+    # The first thing a keeper writes about an attempt whose command runs.
+    has_begun = bool(ended or pieces or _read(workspace, folder.stream(Stream.KEEPER), 0, 1))
+    return Seen(key, has_begun, tuple(pieces), ended)
 
 
-def _exit_of(folder: "_Folder", key: AttemptKey) -> TrialEnded | None:
-    content = folder.read(folder.path.exit_json, 0, _LONGEST_EXIT_BYTES)
+def _exit_of(workspace: Workspace, key: AttemptKey) -> TrialEnded | None:
+    content = _read(workspace, workspace.attempt(key).exit_json, 0, _LONGEST_EXIT_BYTES)
     try:
         ended = exit_from_bytes(content) if content else None
     except DocumentInvalid:
@@ -149,65 +142,20 @@ def _exit_of(folder: "_Folder", key: AttemptKey) -> TrialEnded | None:
     return ended if ended is not None and ended.key == key else None
 
 
-class _Folder:
-    """The folder of an attempt, entered without following a link: it belongs to whoever runs the trial."""
-
-    def __init__(self, workspace: Workspace, key: AttemptKey) -> None:
-        self.path = workspace.attempt(key)
-        self._attempts = workspace.trial(key.trial_id).attempts
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> "_Folder":
+def _read(workspace: Workspace, path: Path, offset: int, longest: int) -> bytes:
+    """Up to so many bytes of a file; none when there is no such file, or none that can be shown now."""
+    if longest <= 0:
+        return b""
+    try:
+        descriptor = open_inside(workspace.root, path)
         try:
-            # The attempts' folder itself was made by the manager.
-            attempts = os.open(self._attempts, _AS_FOLDER)
-            self._descriptor = _entered(attempts, self.path.path.relative_to(self._attempts).parts)
-        except OSError as error:
-            if error.errno not in _NOT_SHOWN:
-                error.filename = str(self.path.path)
-                raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def read(self, path: Path, offset: int, longest: int) -> bytes:
-        """Up to so many bytes of a regular file in this folder; none when there is no such file, or none that can be shown now.
-
-        Raises:
-            OSError: the storage does not let this process read there, or fails.
-        """
-        if self._descriptor is None or longest <= 0:
-            return b""
-        try:
-            return self._read(self._descriptor, path, offset, longest)
-        except OSError as error:
-            if error.errno in _NOT_SHOWN:
-                return b""
-            error.filename = str(path)  # not only the last part of it
-            raise
-
-    def _read(self, attempt: int, path: Path, offset: int, longest: int) -> bytes:
-        *folders, name = path.relative_to(self.path.path).parts
-        within = _entered(os.dup(attempt), folders)
-        try:
-            descriptor = os.open(name, _AS_FILE, dir_fd=within)
-        finally:
-            os.close(within)
-        try:
-            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            return os.pread(descriptor, longest, offset) if is_file else b""
+            return os.pread(descriptor, longest, offset)
         finally:
             os.close(descriptor)
-
-
-def _entered(descriptor: int, folders: Iterable[str]) -> int:
-    """The folder below that one, which is let go of."""
-    for name in folders:
-        outer = descriptor
-        try:
-            descriptor = os.open(name, _AS_FOLDER | os.O_NOFOLLOW, dir_fd=outer)
-        finally:
-            os.close(outer)
-    return descriptor
+    except (FileNotFoundError, NotOwnFile):
+        return b""
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # another file has taken its place
+            return b""
+        error.filename = str(path)  # not only the last part of it
+        raise
