@@ -16,7 +16,7 @@ from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, why_not_trusted
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
-from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Usage, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -25,9 +25,12 @@ from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Worksp
 # gRPC itself would go on trying a silent address for 20 s.
 CONNECT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = [
-    # A connection whose other end is gone without a word is noticed within 15 s.
+    # A connection whose other end is gone without a word is noticed within 20 s. The timeout of pings has to be set as well:
+    # where something between the two still takes the bytes, gRPC waits a minute and more for the answer to a ping. Ten seconds,
+    # because a ping waits its turn behind a window of data, also on a link of 2 Mbit/s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # One stream per channel: nothing to share, so nothing to look up in a global pool.
     ("grpc.use_local_subchannel_pool", 1),
@@ -50,9 +53,10 @@ _REFUSALS = (
 )
 
 
-# What goes into one message of the stream: well below what a server takes.
+# What goes into one message of the stream: one chunk, and well below what a server takes. The manager holds one of each keeper
+# while its disk hangs, so with 1,000 of them larger ones would be most of its memory.
 MESSAGES_AT_ONCE = 64
-BYTES_AT_ONCE = 1024 * 1024
+BYTES_AT_ONCE = 256 * 1024
 
 
 def _size_of(message: KeeperMessage) -> int:
@@ -75,7 +79,15 @@ class _Outgoing:
         self._burst_bytes = 0
 
     def put(self, message: KeeperMessage) -> None:
-        """Queue a message. The queue is as short as the replication windows are small."""
+        """Queue a message. The queue is as short as the replication windows are small.
+
+        All else is said once in a link or an attempt. Of what an attempt uses only the newest waits, so that a manager which
+        takes nothing for a day costs nothing.
+        """
+        if isinstance(message, Usage):
+            self._urgent = deque(
+                other for other in self._urgent if not (isinstance(other, Usage) and other.key == message.key)
+            )
         if isinstance(message, Chunk) and message.stream is not Stream.METRICS:
             self._logs.append(message)
         else:

@@ -8,7 +8,7 @@ import string
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -69,6 +69,7 @@ from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.limits import collected
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
@@ -107,7 +108,13 @@ class Engine:
         self.experiment = experiment_of(self.stored, config)
         self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
         self.keepers = Keepers(
-            self.experiment, self.stored.secret, config.version_check, self.commits, self.reader, self.post
+            self.experiment,
+            self.stored.secret,
+            config.version_check,
+            self.commits,
+            self.reader,
+            folder.workspace,
+            self.post,
         )
         self.finished = asyncio.Event()
         """Set when the experiment is over and nothing runs any more."""
@@ -178,7 +185,10 @@ class Engine:
             if left.ended is not None:
                 trial.ended_in(left.ended)
                 durable = self.reader.offsets(left.key)
-                if all(durable.get(stream, 0) >= size for stream, size in left.ended.final_sizes.items()):
+                if all(
+                    durable.get(stream, 0) >= collected(stream, size)
+                    for stream, size in left.ended.final_sizes.items()
+                ):
                     trial.undelivered.discard(left.key.task)
 
     async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
@@ -557,7 +567,7 @@ class Engine:
             self._perform(SubmitJob(job))
         else:
             unknown = "its job is not known to the training service any more"
-            message = unknown if presence is JobPresence.UNKNOWN else ""
+            message = unknown if presence is JobPresence.UNKNOWN else self._service.last_words(job.job_id)
             self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
 
     async def _is_untouched(self, trial: Trial) -> bool:
@@ -580,23 +590,25 @@ class Engine:
         if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
             how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
         untouched: set[str] = set()
-        for trial in [each for each in self._trials_of(job) if not each.state.is_final]:
+        looked_at: set[str] = set()
+        # A trial whose end is found here makes room, and as long as the job is not known to be gone the next one is given to it.
+        while trial := self._next_trial_of(job, looked_at):
+            looked_at.add(trial.trial_id)
             await self._service.end_leftovers(job.job_id, trial.trial_id)
             try:
                 left = await self._take_left(trial, ended)
             except FilesClosed as error:
-                how, reason = str(error), ExitReason.MOUNT
+                how, reason, left = str(error), ExitReason.MOUNT, []
             else:
                 if not left:
                     untouched.add(trial.trial_id)
-                if any(each.ended for each in left):
-                    how, reason = (
-                        "the workspace does not hold all that it wrote; check the shared storage",
-                        ExitReason.MOUNT,
-                    )
-            await asyncio.shield(
-                self.commits.add([])
-            )  # everything read so far is stored, and the experiment knows of it
+            # Everything read so far is stored, and the experiment knows of it.
+            await asyncio.shield(self.commits.add([]))
+            if any(each.ended for each in left) and not trial.state.is_final:
+                how, reason = (
+                    "the workspace does not hold all that it wrote; check the shared storage",
+                    ExitReason.MOUNT,
+                )
         log.info("job %s is gone: %s", job.job_id, how)
         message = "\n".join(part for part in (how, ended.message) if part)
         self.post(
@@ -609,6 +621,10 @@ class Engine:
                 untouched=frozenset(untouched),
             )
         )
+
+    def _next_trial_of(self, job: Job, looked_at: Collection[str]) -> Trial | None:
+        trials = (each for each in self._trials_of(job) if not each.state.is_final)
+        return next((each for each in trials if each.trial_id not in looked_at), None)
 
     async def _take_left(self, trial: Trial, ended: JobEnded) -> list[Seen]:
         """Take all that the attempts of a trial have left, now that nobody writes there any more; how each stands.

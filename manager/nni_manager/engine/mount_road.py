@@ -20,6 +20,7 @@ from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.storage_threads import THREADS, StorageThreads
 from nni_manager.engine.trial_files import STORAGE_LAG_S, Seen, newest_attempts, see_attempt, write_stop
 from nni_manager.errors import UserMistake
+from trial_keeper.wire.limits import COLLECTED_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -142,9 +143,13 @@ class MountRoad:
             self._post(AttemptStarted(seen.key, at_s))
 
     def _offsets(self, key: AttemptKey) -> Offsets:
-        return {stream: self._keepers.received(key, stream) for stream in self._streams}
+        received = {stream: self._keepers.received(key, stream) for stream in self._streams}
+        return {stream: offset for stream, offset in received.items() if offset < COLLECTED_BYTES[stream]}
 
     async def _hand_over(self, seen: Seen) -> None:
+        await self._commits.room()
+        if self._experiment.trials[seen.key.trial_id].state.is_final:
+            return
         try:
             for stream, offset, data in seen.pieces:
                 self._keepers.take(seen.key, stream, offset, data)
@@ -200,7 +205,8 @@ class MountRoad:
     def _has_all(self, left: Seen) -> bool:
         sizes = {} if left.ended is None else left.ended.final_sizes
         return all(
-            self._keepers.received(left.key, stream) >= sizes.get(stream, 0) for stream in self._streams
+            self._keepers.received(left.key, stream) >= collected(stream, sizes.get(stream, 0))
+            for stream in self._streams
         )
 
     async def _until_it_answers(
