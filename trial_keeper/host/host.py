@@ -57,10 +57,12 @@ from trial_keeper.wire.own_files import open_inside
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
+    DocumentInvalid,
     TrialDocument,
     Workspace,
     exit_to_bytes,
     replace_file,
+    stop_from_bytes,
 )
 
 if TYPE_CHECKING:
@@ -310,10 +312,21 @@ class Host:
                 self._record_exits()
             if self._keeper.link.is_up:
                 continue
+            self._look_for_stop()
             stamp = self._manager_stamp()
             if stamp not in (None, seen):
                 self._handle(ManagerMoved())
             seen = stamp or seen
+
+    def _look_for_stop(self) -> None:
+        """What no stream can tell, the manager leaves in the workspace."""
+        attempt = self._current
+        if attempt is None:
+            return
+        # Not there, or not shown yet, or not whole: there is another look.
+        with contextlib.suppress(OSError, DocumentInvalid):
+            stop = stop_from_bytes(self._workspace.trial(attempt.key.trial_id).stop_json.read_bytes())
+            self._handle(stop)
 
     def _manager_stamp(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):

@@ -465,7 +465,7 @@ def _status_word(line: dict[str, Any]) -> str:
 @experiment.command(epilog=_example("nnictl experiment show", "nnictl experiment show GvTf2bVe"))
 @_experiment
 def show(experiment_id: str | None) -> None:
-    """Print an experiment's profile as JSON: limits, search space, tuner, trial."""
+    """Print an experiment's profile as JSON: limits, search space, tuner, trial, and how each running trial is heard."""
     output.print_json(resolve(experiment_id).profile())
 
 

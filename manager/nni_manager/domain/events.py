@@ -145,6 +145,13 @@ class KeeperMatched:
 
 
 @dataclass(frozen=True, slots=True)
+class KeeperFound:
+    """The workspace shows that a keeper of the job is at work, which has not connected to this manager."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class UsageReported:
     """What an attempt uses at present."""
 
@@ -189,6 +196,7 @@ Event = (
     | JobGone
     | JobSubmitted
     | KeeperMatched
+    | KeeperFound
     | UsageReported
     | TrialStopAsked
     | ExperimentStopAsked
