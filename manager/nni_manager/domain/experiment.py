@@ -330,7 +330,7 @@ class Experiment:
             is_too_late = trial.reason is not None and self.completion.tasks > 1
             return [CancelTrial(trial, trial.reason)] if is_too_late and trial.reason is not None else []
         with self._counted(trial):
-            trial.began(key, event.at_s)
+            trial.began(key, event.at_s, now_s)
         stopped_before = trial.stop_reason or (
             ExitReason.STOPPED_BY_USER if self.state is ExperimentState.STOPPING else None
         )
@@ -431,7 +431,7 @@ class Experiment:
         self, trial: Trial, reason: ExitReason, message: str, at_s: float, now_s: float
     ) -> list[Effect]:
         with self._counted(trial):
-            trial.gone(reason, message, at_s)
+            trial.gone(reason, message, at_s, now_s)
         return [*self._settle(trial, now_s), ForgetTrial(trial)]
 
     # ---- jobs

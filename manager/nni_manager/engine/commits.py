@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from nni_manager.clock import steady_s
 from nni_manager.errors import TryAgain
 from nni_manager.store.store import Store, Write
 
@@ -73,7 +73,7 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await loop.run_in_executor(self._thread, self._store.commit, batch, time.time())
+                await loop.run_in_executor(self._thread, self._store.commit, batch, steady_s())
             except TryAgain as error:
                 if not self.problem:
                     log.warning("%s", error)

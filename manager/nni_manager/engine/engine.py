@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from nni_manager.clock import steady_s
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.events import (
     AskTuner,
@@ -270,7 +271,7 @@ class Engine:
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
             case SaveUsage():
-                self.commits.add([UsageRow(effect.usage, time.time())])
+                self.commits.add([UsageRow(effect.usage, steady_s())])
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():
@@ -289,7 +290,8 @@ class Engine:
             case ForgetTrial():
                 self.keepers.forget_trial(effect.trial)
             case Finish():
-                self.ended_at_s = time.time()
+                # The clock may have been set back since.
+                self.ended_at_s = max(time.time(), self.stored.created_at_s)
                 self._save_experiment()
                 self._after_save(self.finished.set)
 
