@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from nni_manager import services
@@ -15,6 +16,7 @@ from nni_manager.errors import NniManagerError
 from nni_manager.service.servicer import KeeperServer
 from nni_manager.serving import HttpServer, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.store.ownership import Ownership
 from nni_manager.store.store import StoreReader
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import Api
@@ -45,9 +47,9 @@ def main() -> int:
         if config.pai is not None:
             # What it writes on the shared storage is for the users that containers run as. Its own folder stays closed.
             os.umask(0o022)
-        with folder.owned():
+        with folder.owned() as ownership:
             _log_to(folder, "debug" if arguments.debug or config.debug else config.log_level)
-            return asyncio.run(_Manager(config, folder, arguments.host, arguments.port).run())
+            return asyncio.run(_Manager(config, folder, arguments.host, arguments.port).run(ownership))
     except (NniManagerError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
@@ -64,7 +66,7 @@ class _Manager:
         self._must_end = asyncio.Event()
         self._end_asked = asyncio.Event()
 
-    async def run(self) -> int:
+    async def run(self, ownership: Ownership) -> int:
         """Serve until somebody ends the experiment, or this process."""
         loop = asyncio.get_running_loop()
         listener = listen(self._host, self._port, _OTHER_PORTS)
@@ -78,6 +80,7 @@ class _Manager:
         web = HttpServer(Api(engine, self._port, self._end_when_over).app())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._must_end.set)
+        ownership.call_when_lost(partial(loop.call_soon_threadsafe, engine.note_taken))
         try:
             await engine.restore()
             await server.start(keepers_host, self._port + 1)

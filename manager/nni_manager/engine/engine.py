@@ -111,7 +111,8 @@ class Engine:
         self.finished = asyncio.Event()
         """Set when the experiment is over and nothing runs any more."""
         self.failed = asyncio.Event()
-        """Set when a bug ended the engine: the manager must end, and a resume goes on from what is stored."""
+        """Set when the manager must end and store nothing more: for a bug, after which a resume goes on from what is stored, or
+        because another manager owns the experiment."""
         self.ended_at_s: float | None = self.stored.ended_at_s
         self.submit_problem = ""
         """Why jobs cannot be submitted at present; empty while all is well."""
@@ -222,6 +223,13 @@ class Engine:
             or self.experiment.silence.problem(time.monotonic()),
             len(self.keepers),
         )
+
+    def note_taken(self) -> None:
+        """Another manager owns the experiment now: store nothing more, and end."""
+        log.critical(
+            "another manager has taken the experiment while this one was out of reach; this one ends"
+        )
+        self.failed.set()
 
     def stop(self) -> None:
         """End the experiment: running trials are cancelled, and `finished` is set when the last is over."""

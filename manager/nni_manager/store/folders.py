@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nni_manager.errors import UserMistake
 from nni_manager.store.owner_lock import OwnerLock
+from nni_manager.store.ownership import Ownership, owner_elsewhere, owner_in
 from trial_keeper.wire.workspace import Workspace, replace_file
 
 # A folder where any user may make files and folders, and remove only their own.
@@ -189,23 +190,36 @@ class ExperimentFolder:
             ) from error
 
     @contextlib.contextmanager
-    def owned(self) -> Iterator[None]:
+    def owned(self) -> Iterator[Ownership]:
         """Own the experiment: one manager at a time, and none after it died, however it died.
+
+        Takes a while when the last owner was a process of another machine and has not said that it left.
 
         Raises:
             ExperimentTaken: another process owns it.
         """
+        path, name = self._lock.path, self.experiment_id
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._lock.owned())
             except BlockingIOError as error:
-                owner = self.process()
-                whom = f"manager process {owner.pid}, port {owner.port}" if owner else "another manager"
+                owner, process = owner_in(path), self.process()
+                whom = f"manager {owner[0]}" if owner else "another manager"
+                port = f", port {process.port}" if process and owner and process.pid == owner[0].pid else ""
                 raise ExperimentTaken(
-                    f"cannot own experiment {self.experiment_id}: {whom} does; "
-                    f"stop it first with `nnictl stop {self.experiment_id}`"
+                    f"cannot own experiment {name}: {whom}{port} does; stop it first with `nnictl stop {name}`"
                 ) from error
-            yield
+            elsewhere = owner_elsewhere(path)
+            if elsewhere is not None:
+                raise ExperimentTaken(
+                    f"cannot own experiment {name}: manager {elsewhere} does, and goes on writing to {path}; "
+                    f"stop it there first with `nnictl stop {name}`"
+                )
+            ownership = Ownership(path)
+            try:
+                yield ownership
+            finally:
+                ownership.give_up()
 
 
 def state_of_user() -> Path:
