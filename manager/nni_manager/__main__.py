@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from nni_manager import services
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
+from nni_manager.engine.view import View
 from nni_manager.errors import NniManagerError
 from nni_manager.service.servicer import KeeperServer
 from nni_manager.serving import HttpServer, listen
@@ -24,6 +26,7 @@ from trial_keeper import __version__
 
 log = logging.getLogger("nni_manager")
 
+_OTHER_PORT = "choose another with --port N, or --port auto"
 _OTHER_PORTS = "choose another pair of ports with --port N (keepers use N + 1), or --port auto"
 
 # NNI's words for levels that Python calls otherwise.
@@ -39,9 +42,16 @@ def main() -> int:
         "--port", type=int, required=True, help="of the HTTP API; keepers connect to the next one"
     )
     parser.add_argument("--debug", action="store_true", help="log more")
+    parser.add_argument(
+        "--view", action="store_true", help="only show what is stored, beside a manager or without one"
+    )
     arguments = parser.parse_args()
     folder = ExperimentFolder(arguments.folder)
     try:
+        if arguments.view:
+            with folder.viewed():
+                asyncio.run(_view(folder, arguments.host, arguments.port))
+            return 0
         with StoreReader(folder.database) as reader:
             config = ExperimentConfig.from_json(reader.experiment().config)
         if config.pai is not None:
@@ -53,6 +63,21 @@ def main() -> int:
     except (NniManagerError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
+
+
+async def _view(folder: ExperimentFolder, host: str, port: int) -> None:
+    """Serve what is stored of the experiment until this process is told to end."""
+    loop, must_end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, must_end.set)
+    listener = listen(host, port, _OTHER_PORT)
+    with contextlib.closing(View(folder)) as view:
+        web = HttpServer(Api(view, port, must_end.set).app())
+        serving = loop.create_task(web.serve(sockets=[listener]))
+        folder.write_view(ManagerProcess(os.getpid(), host, port, __version__))
+        await must_end.wait()
+        web.should_exit = True
+        await serving
 
 
 class _Manager:

@@ -27,7 +27,7 @@ class Picture:
     """All that views show. `experiment` is the engine's own when there is one: look, do not keep.
 
     Times in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper
-    has not been heard. `keepers`: how many are connected.
+    has not been heard. `keepers`: how many are connected. `is_view`: nothing can be changed where this comes from.
     """
 
     config: ExperimentConfig
@@ -38,6 +38,7 @@ class Picture:
     duration_s: float
     problem: str = ""
     keepers: int = 0
+    is_view: bool = False
 
     @classmethod
     def stored(cls, folder: ExperimentFolder, *, has_trials: bool = True) -> "Picture":
