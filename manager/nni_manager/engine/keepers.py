@@ -159,12 +159,10 @@ class Keepers:
         return session
 
     def _look_for_missing(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
-        trial_id = self._experiment.jobs.live[session.job_id].trial_id
-        trial = None if trial_id is None else self._experiment.trials[trial_id]
-        attempt = None if trial is None else trial.attempt_of(session.task)
-        if trial is not None and attempt is not None:
-            key = AttemptKey(trial.trial_id, attempt, session.task)
-            if key not in attempts:
+        for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:
+            attempt = self._experiment.trials[trial_id].attempt_of(session.task)
+            key = None if attempt is None else AttemptKey(trial_id, attempt, session.task)
+            if key is not None and key not in attempts:
                 self._post(AttemptMissing(key))
 
     def forget(self, session: KeeperSession) -> None:
