@@ -474,7 +474,7 @@ class Experiment:
         self.silence.broken(event.job_id)
         effects: list[Effect] = [SaveJob(job, is_over=True)]
         trials = self._trials_of(job)
-        is_a_bad_sign = not (job.was_heard or job.state is JobState.LEAVING)
+        is_a_bad_sign = event.was_watched and not (job.was_heard or job.state is JobState.LEAVING)
         if not trials and is_a_bad_sign and self.jobs.queue:
             # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
             trial = self.trials[self.jobs.queue.popleft()]

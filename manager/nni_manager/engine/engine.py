@@ -75,7 +75,8 @@ from trial_keeper.wire.workspace import ManagerDocument
 
 log = logging.getLogger(__name__)
 
-_SAVE_DURATION_EVERY_S = 10.0
+# So much of maxExecDuration a killed manager may forget.
+_SAVE_DURATION_EVERY_S = 2.0
 _LAST_KEEPERS_S = 5.0
 # A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
 _FIRST_RESUBMIT_S = 0.5
@@ -501,8 +502,8 @@ class Engine:
         elif not await self._service.stop(job_id):
             self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
 
-    def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_clean: bool = False) -> None:
-        self.post(JobGone(job_id, reason, message, time.time(), is_clean))
+    def _note_gone(self, job_id: str, reason: ExitReason, message: str) -> None:
+        self.post(JobGone(job_id, reason, message, time.time()))
 
     def _note_job_ended(self, ended: JobEnded) -> None:
         job = self.experiment.jobs.live.get(ended.job_id)
@@ -524,8 +525,10 @@ class Engine:
             elif not job.was_heard:
                 self.post(JobSubmitted(job.job_id))
         elif self.experiment.reuses_jobs and is_untouched:
-            self._note_gone(
-                job.job_id, ExitReason.JOB_LOST, "it ended while no manager was there", is_clean=True
+            # Or it never was: the manager died before it had handed it in.
+            how = "it ended while no manager was there"
+            self.post(
+                JobGone(job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_watched=False)
             )
         elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
             self._perform(SubmitJob(job))
