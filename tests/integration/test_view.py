@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 import pytest
-import requests
 from real_experiment import free_port_pair, wait_until
 
+from nni_manager.cli.client import api_url, session_with
 from nni_manager.engine.view import View
 from nni_manager.store.store import StoreReader
-from nni_manager.web.api import API_ROOT, Api
+from nni_manager.web.api import Api
 
 GATED = """
 import os, time
@@ -30,7 +30,7 @@ VIEW = [sys.executable, "-m", "nni_manager", "--view"]
 
 @pytest.fixture
 def view_of():
-    """Serves a view of an experiment in a process of its own; the URL of its API."""
+    """Serves a view of an experiment in a process of its own; who serves it."""
     processes = []
 
     def serve(experiment):
@@ -51,7 +51,7 @@ def view_of():
             return view is not None and view.pid == pid
 
         wait_until(is_ready, "the view is ready")
-        return f"http://127.0.0.1:{port}{API_ROOT}"
+        return experiment.folder.running_view()
 
     yield serve
     for process in processes:
@@ -60,8 +60,13 @@ def view_of():
         assert (process.returncode, said) == (0, b"")
 
 
-def look(url, path):
-    answer = requests.get(url + path, timeout=30)
+def ask(view, method, path, **options):
+    with session_with(view) as session:
+        return session.request(method, api_url(view) + path, timeout=30, **options)
+
+
+def look(view, path):
+    answer = ask(view, "GET", path)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -89,20 +94,20 @@ def changing_routes(app, trial_id):
 
 
 def test_every_request_that_would_change_something_is_refused_and_changes_nothing(killed, view_of):
-    url = view_of(killed)
+    view = view_of(killed)
     before, keepers = content_of(killed.folder.database), killed.keeper_pids()
-    trial = look(url, "/trial-jobs")[0]["id"]
-    with contextlib.closing(View(killed.folder)) as view:
-        changing = list(changing_routes(Api(view, 1, lambda: None).app(), trial))
+    trial = look(view, "/trial-jobs")[0]["id"]
+    with contextlib.closing(View(killed.folder)) as stored:
+        changing = list(changing_routes(Api(stored, "127.0.0.1", 1, "", lambda: None).app(), trial))
     assert ("DELETE", "/experiment") in changing
     for method, path in changing:
-        answer = requests.request(method, url + path, json={}, timeout=30)
+        answer = ask(view, method, path, json={})
         assert answer.status_code == 403, (method, path)
         assert answer.json()["error"].startswith("cannot stop ")
         assert answer.json()["error"].endswith(
             ": experiment TESTEXPT is only viewed here; `nnictl resume TESTEXPT` goes on with it"
         )
-    assert look(url, "/check-status")["status"] == "RUNNING"
+    assert look(view, "/check-status")["status"] == "RUNNING"
     assert content_of(killed.folder.database) == before
     assert killed.keeper_pids() == keepers
     for pid in keepers:
@@ -110,28 +115,28 @@ def test_every_request_that_would_change_something_is_refused_and_changes_nothin
 
 
 def test_an_experiment_whose_manager_was_killed_is_shown_as_it_was_last(killed, view_of):
-    url = view_of(killed)
-    summary = look(url, "/summary")
+    view = view_of(killed)
+    summary = look(view, "/summary")
     assert (summary["status"], summary["readOnly"], summary["counts"]["RUNNING"]) == ("RUNNING", True, 2)
     assert summary["problem"] == (
         "the manager of experiment TESTEXPT does not run, this is its last status; `nnictl resume TESTEXPT` goes on with it"
     )
-    assert sorted(row["data"] for row in look(url, "/metric-data")) == ['"0"', '"1"']
-    assert look(url, "/experiment")["id"] == "TESTEXPT"
+    assert sorted(row["data"] for row in look(view, "/metric-data")) == ['"0"', '"1"']
+    assert look(view, "/experiment")["id"] == "TESTEXPT"
 
 
 def test_a_resume_goes_on_beside_a_view_which_shows_it(killed, view_of):
-    url = view_of(killed)
+    view = view_of(killed)
     killed.start()
     assert killed.summary()["readOnly"] is False
-    wait_until(lambda: not look(url, "/summary")["problem"], "the view knows that it runs again")
-    refused = requests.delete(url + "/experiment", timeout=30)
+    wait_until(lambda: not look(view, "/summary")["problem"], "the view knows that it runs again")
+    refused = ask(view, "DELETE", "/experiment")
     assert refused.json()["error"].endswith(f"only viewed here; ask its manager, on port {killed.port}")
     (killed.code / "gate").touch()
     killed.wait_for_status("DONE")
-    wait_until(lambda: look(url, "/summary")["status"] == "DONE", "the view shows the end")
-    assert look(url, "/trial-jobs") == killed.get("/trial-jobs")
-    assert look(url, "/metric-data") == killed.get("/metric-data")
+    wait_until(lambda: look(view, "/summary")["status"] == "DONE", "the view shows the end")
+    assert look(view, "/trial-jobs") == killed.get("/trial-jobs")
+    assert look(view, "/metric-data") == killed.get("/metric-data")
 
 
 def test_an_experiment_has_one_view(killed, view_of):

@@ -25,7 +25,9 @@ from trial_keeper.wire.workspace import (
 WORKSPACE = Workspace(Path("/mnt/exp"))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 TIMES = st.floats(allow_nan=False)
-MANAGER_DOCUMENTS = st.builds(ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple))
+MANAGER_DOCUMENTS = st.builds(
+    ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple), st.none() | TEXT
+)
 TRIAL_DOCUMENTS = st.builds(
     TrialDocument,
     TEXT,

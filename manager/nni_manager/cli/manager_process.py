@@ -43,7 +43,7 @@ class ManagerStuck(TryAgain):
 
 
 def create_experiment(
-    config: ExperimentConfig, secret: bytes, ports: Iterable[int], debug: bool
+    config: ExperimentConfig, secret: bytes, ports: Iterable[int], debug: bool, host: str = HOST
 ) -> KnownExperiment:
     """A new experiment with a manager that is ready, on the first of `ports` that works.
 
@@ -76,7 +76,7 @@ def create_experiment(
             raise UserMistake(
                 f"cannot make {error.filename or folder.path}: {error.strerror}; choose another logDir, or mend its disk"
             ) from error
-        return start_manager(folder, ports, debug, is_new=True)
+        return start_manager(folder, ports, debug, host, is_new=True)
     except BaseException:
         folder.remove()
         Registry.of_user().remove(folder.experiment_id)
@@ -87,7 +87,7 @@ def create_experiment(
 
 
 def start_manager(
-    folder: ExperimentFolder, ports: Iterable[int], debug: bool, *, is_new: bool = False
+    folder: ExperimentFolder, ports: Iterable[int], debug: bool, host: str = HOST, *, is_new: bool = False
 ) -> KnownExperiment:
     """The experiment with a manager that is ready, on the first of `ports` that nobody else takes meanwhile.
 
@@ -96,19 +96,21 @@ def start_manager(
     Raises:
         ManagerFailed: it did not become ready, and has ended.
     """
-    return _on_first_free(ports, lambda port: _start_on(folder, port, debug, is_new))
+    return _on_first_free(ports, host, lambda port: _start_on(folder, host, port, debug, is_new))
 
 
-def start_view(folder: ExperimentFolder, ports: Iterable[int]) -> KnownExperiment:
+def start_view(folder: ExperimentFolder, ports: Iterable[int], host: str = HOST) -> KnownExperiment:
     """The experiment with a view of what is stored that is ready, on the first of `ports` that nobody else takes meanwhile.
 
     Raises:
         ManagerFailed: it did not become ready, and has ended.
     """
-    return _on_first_free(ports, lambda port: _view_on(folder, port))
+    return _on_first_free(ports, host, lambda port: _view_on(folder, host, port))
 
 
-def _on_first_free(ports: Iterable[int], start: Callable[[int], KnownExperiment]) -> KnownExperiment:
+def _on_first_free(
+    ports: Iterable[int], host: str, start: Callable[[int], KnownExperiment]
+) -> KnownExperiment:
     failure: ManagerFailed | None = None
     for port in ports:
         try:
@@ -116,17 +118,17 @@ def _on_first_free(ports: Iterable[int], start: Callable[[int], KnownExperiment]
         except ManagerFailed as error:
             failure = error
             # Whoever was quicker may have let go of it again.
-            if CANNOT_LISTEN not in str(error) and ports_are_free(port):
+            if CANNOT_LISTEN not in str(error) and ports_are_free(port, host):
                 raise
     raise failure or ManagerFailed()
 
 
-def _start_on(folder: ExperimentFolder, port: int, debug: bool, is_new: bool) -> KnownExperiment:
+def _start_on(folder: ExperimentFolder, host: str, port: int, debug: bool, is_new: bool) -> KnownExperiment:
     stderr_before = _size_of(folder.manager_stderr)
     child: subprocess.Popen[bytes] | None = None
     try:
         with folder.manager_stdout.open("ab") as stdout, folder.manager_stderr.open("ab") as stderr:
-            child = _spawned(folder, ["--port", str(port), *(["--debug"] if debug else [])], stdout, stderr)
+            child = _spawned(folder, host, port, ["--debug"] if debug else [], stdout, stderr)
         process = _wait_until_ready(folder, child, folder.process, folder.manager_stderr, stderr_before)
         return KnownExperiment(folder, process)
     except BaseException:
@@ -135,12 +137,12 @@ def _start_on(folder: ExperimentFolder, port: int, debug: bool, is_new: bool) ->
         raise
 
 
-def _view_on(folder: ExperimentFolder, port: int) -> KnownExperiment:
+def _view_on(folder: ExperimentFolder, host: str, port: int) -> KnownExperiment:
     stderr_before = _size_of(folder.view_stderr)
     child: subprocess.Popen[bytes] | None = None
     try:
         with folder.view_stderr.open("ab") as stderr:
-            child = _spawned(folder, ["--port", str(port), "--view"], stderr, stderr)
+            child = _spawned(folder, host, port, ["--view"], stderr, stderr)
         process = _wait_until_ready(folder, child, folder.running_view, folder.view_stderr, stderr_before)
         return KnownExperiment(folder, None, view=process)
     except BaseException:
@@ -154,10 +156,21 @@ def _size_of(path: Path) -> int:
 
 
 def _spawned(
-    folder: ExperimentFolder, options: Sequence[str], stdout: BinaryIO, stderr: BinaryIO
+    folder: ExperimentFolder, host: str, port: int, options: Sequence[str], stdout: BinaryIO, stderr: BinaryIO
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "nni_manager", "--folder", str(folder.path), "--host", HOST, *options],
+        [
+            sys.executable,
+            "-m",
+            "nni_manager",
+            "--folder",
+            str(folder.path),
+            "--host",
+            host,
+            "--port",
+            str(port),
+            *options,
+        ],
         # Python looks for modules where it is started: not among the user's files.
         cwd=folder.path,
         stdin=subprocess.DEVNULL,

@@ -169,8 +169,10 @@ class Engine:
                 if all(durable.get(stream, 0) >= size for stream, size in left.ended.final_sizes.items()):
                     trial.undelivered.discard(left.key.task)
 
-    async def start(self, addresses: tuple[str, ...]) -> None:
+    async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
         """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on.
+
+        `certificate`: the one that is listened with there, as PEM; None: without encryption.
 
         Raises:
             CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
@@ -187,7 +189,7 @@ class Engine:
                 )
             self._code_snapshot = snapshot.name
         self.experiment.silence.addresses = addresses
-        document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
+        document = ManagerDocument(self.experiment.experiment_id, __version__, addresses, certificate)
         write_experiment(self.folder.workspace, document, self._service.run_script)
         jobs_of_before = list(self.experiment.jobs.live.values())
         self.finished.clear()
@@ -284,7 +286,7 @@ class Engine:
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
             case SaveUsage():
-                self.commits.add([UsageRow(effect.usage, steady_s())])
+                self.commits.add_unhurried([UsageRow(effect.usage, steady_s())])
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():

@@ -1,8 +1,6 @@
 """The keepers that are connected, and the bytes they bring."""
 
 import asyncio
-import hashlib
-import hmac
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
@@ -25,6 +23,7 @@ from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, 
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.probe import ProbeSession
+from nni_manager.engine.tokens import is_token, token_of
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.messages import (
@@ -49,11 +48,6 @@ from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 
 log = logging.getLogger(__name__)
-
-
-def token_of(secret: bytes, job_id: str) -> str:
-    """What proves that a keeper speaks for a job. Outlives the manager's process, and says nothing about other jobs."""
-    return hmac.new(secret, job_id.encode(), hashlib.sha256).hexdigest()
 
 
 class KeeperSession:
@@ -120,7 +114,7 @@ class Keepers:
             TokenWrong, VersionRefused, JobUnknown: it may not come in.
             ProtocolBroken: it speaks of trials that are not its own.
         """
-        if not hmac.compare_digest(token.encode(), self.token(job_id).encode()) or hello.job_id != job_id:
+        if not is_token(token.encode(), self.token(job_id)) or hello.job_id != job_id:
             raise TokenWrong()
         if self._check_versions and not versions_agree(__version__, hello.version):
             message = mismatch_message(__version__, hello.version)

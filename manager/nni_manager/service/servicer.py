@@ -11,6 +11,7 @@ import grpc.aio
 from nni_manager.domain.receiving import StreamBroken
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
 from nni_manager.errors import CANNOT_LISTEN, UserMistake
+from nni_manager.store.certificate import Certificate
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_from_pb, manager_messages_to_pb
 from trial_keeper.wire.messages import Hello, KeeperMessage, ManagerMessage
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
@@ -145,14 +146,18 @@ class KeeperServer:
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         add_KeeperServiceServicer_to_server(KeeperServicer(gate), self._server)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen.
+    async def start(self, host: str, port: int, certificate: Certificate | None = None) -> None:
+        """Listen; with a certificate for TLS only.
 
         Raises:
             UserMistake: it cannot.
         """
         try:
-            self._server.add_insecure_port(f"{host}:{port}")
+            if certificate is None:
+                self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                pair = (certificate.key_pem, certificate.certificate_pem.encode())
+                self._server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:
             raise UserMistake(
                 f"{CANNOT_LISTEN} for keepers on {host}:{port}: {error}; choose another pair of ports with --port N"

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -19,9 +18,10 @@ from nni_manager.engine import views
 from nni_manager.engine.picture import Picture
 from nni_manager.engine.view import ViewOnly
 from nni_manager.errors import UserMistake
-from nni_manager.serving import OWN_NAMES
+from nni_manager.serving import Patience
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import MetricRow, StoreReader
+from nni_manager.web.gate import Gate
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
@@ -64,11 +64,16 @@ class Served(Protocol):
 
 
 class Api:
-    """The routes. `end` makes the manager's process end once the experiment is over."""
+    """The routes. `end` makes the manager's process end once the experiment is over.
 
-    def __init__(self, engine: Served, port: int, end: Callable[[], None]) -> None:
+    `host` and `port`: where the server listens. `token`: what lets somebody in.
+    """
+
+    def __init__(self, engine: Served, host: str, port: int, token: str, end: Callable[[], None]) -> None:
         self._engine = engine
+        self._host = host
         self._port = port
+        self._token = token
         self._end = end
 
     def app(self) -> Starlette:
@@ -93,7 +98,7 @@ class Api:
         ]
         return Starlette(
             routes=[Mount(API_ROOT, routes=routes)],
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=OWN_NAMES, www_redirect=False)],
+            middleware=[Middleware(Patience), Middleware(Gate, token=self._token, host=self._host)],
             exception_handlers={
                 HTTPException: _refuse,
                 UserMistake: _refuse_mistake,
