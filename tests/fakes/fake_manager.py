@@ -101,6 +101,9 @@ class Connection:
         self.bytes_left = manager.drop_after_bytes.pop(0) if manager.drop_after_bytes else None
         """The stream breaks instead of carrying more than this; None for never."""
 
+    async def ready(self) -> None:
+        """At any time."""
+
     def receive(self, message: KeeperMessage) -> None:
         """The servicer's word for what the keeper says."""
         self.manager.take(self, message)
