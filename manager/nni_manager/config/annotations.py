@@ -312,7 +312,8 @@ class _Reader:
         values = waiting.options[0]
         word = _nni_name(values.func) if isinstance(values, ast.Call) else None
         if not isinstance(values, ast.Call) or word not in TYPES:
-            remedy = remedy_for_unknown(f"nni.{word}", [f"nni.{each}" for each in TYPES])
+            given = ast.unparse(values.func).removeprefix("nni.") if isinstance(values, ast.Call) else ""
+            remedy = remedy_for_unknown(given and f"nni.{given}", [f"nni.{each}" for each in TYPES])
             what = f"@nni.variable for {there}: {ast.unparse(values)} is no set of values"
             raise _Wrong(line, what, remedy)
         if values.keywords or any(isinstance(each, ast.Starred) for each in values.args):
