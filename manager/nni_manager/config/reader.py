@@ -360,12 +360,12 @@ class _Reading:
         if code.space:
             if is_beside:
                 self._warn(
-                    f"useAnnotation: true wins over {beside}: the search space is that of the annotations in codeDir"
+                    f"useAnnotation: true wins over {beside}: the search space is that of the annotations in trial.codeDir"
                 )
             return dict(code.space), read_search_space(dict(code.space))[0]
         if is_beside:
             self._warn(
-                f"useAnnotation: true finds no annotation in codeDir that names a hyper-parameter: {beside} is the search space"
+                f"useAnnotation: true finds no annotation that names a hyper-parameter: {beside} is the search space"
             )
             return self._search_space()
         self._refuse(
@@ -380,14 +380,14 @@ class _Reading:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):
             self._refuse(
-                ("logDir",), f"cannot use logDir: {log_dir} is codeDir, too, and each experiment keeps a copy of that; name "
-                "another folder, which may lie in codeDir"
+                ("logDir",), f"cannot use logDir: {log_dir} is trial.codeDir, too, of which each experiment keeps a copy; name "
+                "another folder, which may lie in it"
             )  # fmt: skip
         command = self._within("trial").get("command")
         if isinstance(command, str) and str(code_dir) in command:
             self._warn(
                 f"trial.command names {code_dir}, so trials may run the code there, without chosen values, and not its copy; "
-                "write paths relative to codeDir"
+                "write paths relative to trial.codeDir"
             )
 
     def _warn(self, message: str) -> None:
