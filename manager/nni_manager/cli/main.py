@@ -211,6 +211,10 @@ def create(config_path: Path, port: int | None, debug: bool, foreground: bool) -
 
         size = size_of(config.code_dir, config.pai.storage, config.secret_files)
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
+    if config.is_annotated:
+        output.info(
+            f"copy codeDir {config.code_dir} for the trials, with chosen values in the place of annotated ones"
+        )
     output.info("Starting restful server...")
     known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug)
     return _after_start(known, foreground)
