@@ -502,6 +502,13 @@ def test_encodings_and_ends_of_lines_stay(encoding, newline, run):
     assert names["reported"] == [("FINAL", 2)]
 
 
+def test_the_line_of_the_import_ends_as_the_others_do():
+    found = read(b"def f(): pass\r\n'@nni.report_final_result(1)'\r\n")
+    assert found.generated == (
+        b"import nni_sdk.annotated as _nni\r\ndef f(): pass\r\n_nni.report_final_result(1)\r\n"
+    )
+
+
 def test_a_module_that_its_encoding_cannot_write_is_named_in_ascii(run):
     source = b"# coding: ascii\n'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n"
     found = read(source, "пакет.данные")
