@@ -226,6 +226,9 @@ class _Reader:
             line = len(_NEWLINE.findall(self._source, 0, error.start)) + 1
             what = f"this file: byte {error.start} is not {self._encoding}"
             raise _Wrong(line, what, "save it as it is declared, or as UTF-8") from error
+        except (UnicodeError, LookupError) as error:  # a codec that is not for text
+            what = f"this file: {self._encoding} is no encoding of Python code"
+            raise _Wrong(1, what, "save it as UTF-8, and declare that") from error
         self._line_starts += [found.end() for found in _NEWLINE.finditer(self._text)]
 
     def _parse(self) -> None:
