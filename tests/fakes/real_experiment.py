@@ -20,6 +20,7 @@ from typing import Any
 
 import requests
 
+from nni_manager.cli.client import api_url, session_with
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.engine.engine import Engine
 from nni_manager.service.servicer import KeeperServer
@@ -65,16 +66,21 @@ async def until(is_true: Callable[[], Any], what: str, within_s: float = 90.0) -
 
 @contextlib.asynccontextmanager
 async def a_manager_here(
-    experiment: "RealExperiment", make_service: Callable[[Callable[[JobEnded], None]], TrainingService]
+    experiment: "RealExperiment",
+    make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
+    told: str | None = None,
 ) -> AsyncIterator[Engine]:
-    """What a manager's process is made of, from its start to its end, over any training service."""
-    port = free_port_pair()
+    """What a manager's process is made of, from its start to its end, over any training service.
+
+    `told`: the address that keepers are told in place of the manager's own.
+    """
+    port = experiment.port = free_port_pair()
     engine = Engine(experiment.config, experiment.folder, make_service, make_tuner(experiment.config))
     server = KeeperServer(engine.keepers)
     await engine.restore()
     await server.start("127.0.0.1", port)
     try:
-        await engine.start((f"127.0.0.1:{port}",))
+        await engine.start((told or f"127.0.0.1:{port}",))
         yield engine
     finally:
         await engine.close()
@@ -122,6 +128,8 @@ class RealExperiment:
         self.config = read_experiment_file(self.config_file)
         self.folder = ExperimentFolder(self.config.log_dir / "TESTEXPT")
         self.environ = os.environ | (environ or {})
+        self.program = ["-m", "nni_manager"]
+        """What Python runs as the manager."""
         self.port = 0
         self.manager: subprocess.Popen[bytes] | None = None
 
@@ -137,12 +145,21 @@ class RealExperiment:
             time.time(),
         ).close()
 
-    def start(self, port: int | None = None) -> None:
+    def start(self, port: int | None = None, host: str = "127.0.0.1") -> None:
         """Start a manager: the first, or one that resumes."""
         self.port = port or free_port_pair()
         with self.folder.manager_stderr.open("ab") as stderr:
             self.manager = subprocess.Popen(
-                [sys.executable, "-m", "nni_manager", "--folder", self.folder.path, "--port", str(self.port)],
+                [
+                    sys.executable,
+                    *self.program,
+                    "--folder",
+                    self.folder.path,
+                    "--host",
+                    host,
+                    "--port",
+                    f"{self.port}",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
@@ -164,13 +181,20 @@ class RealExperiment:
 
     def get(self, path: str) -> Any:
         """A GET of the HTTP API."""
-        response = requests.get(f"http://127.0.0.1:{self.port}/api/v1/nni{path}", timeout=10)
+        response = self.ask("GET", path)
         response.raise_for_status()
         return response.json()
 
+    def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
+        """What the HTTP API answers to the experiment's owner; `options` are those of requests."""
+        process = self.folder.process()
+        assert process is not None
+        with session_with(process) as session:
+            return session.request(verb, api_url(process) + path, **{"timeout": 10, **options})
+
     def delete(self, path: str) -> None:
         """A DELETE of the HTTP API."""
-        requests.delete(f"http://127.0.0.1:{self.port}/api/v1/nni{path}", timeout=10).raise_for_status()
+        self.ask("DELETE", path).raise_for_status()
 
     def summary(self) -> dict[str, Any]:
         """The experiment at a glance."""
@@ -209,7 +233,7 @@ class RealExperiment:
         """End every process this experiment started."""
         if self.manager is not None and self.manager.poll() is None:
             with contextlib.suppress(requests.RequestException):
-                requests.delete(f"http://127.0.0.1:{self.port}/api/v1/nni/experiment", timeout=5)
+                self.ask("DELETE", "/experiment", timeout=5)
             try:
                 self.manager.wait(20)
             except subprocess.TimeoutExpired:

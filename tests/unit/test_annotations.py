@@ -577,7 +577,7 @@ WRONG = {
     "print 'x'\n'''@nni.get_next_parameter()'''": "1: cannot use this file: it is not Python (Missing parentheses in call to ",
     "'@nni.'\0": "1: cannot use this file: it is not Python (source code string cannot contain null bytes); ",
     b"x = 1\r\n'@nni.\xff'": "2: cannot use this file: byte 13 is not utf-8; save it as it is declared, or as UTF-8",
-    b"# coding: rot13\n'@nni.'": "1: cannot use this file: rot13 is no encoding of Python code; save it as UTF-8, and declare that",
+    b"# coding: rot13\n'@nni.'": "1: cannot use this file: rot13 is no encoding of Python code; save it as UTF-8, and decl",
     b"# coding: undefined\n'@nni.'": "1: cannot use this file: undefined is no encoding of Python code; ",
     b"# coding: utf-9\n'@nni.'": "1: cannot use this file: unknown encoding: utf-9; save it as UTF-8, or declare its encoding in",
     "# coding: ascii\n'''@nni.report_final_result(u'\\u20ac')'''\n": "1: cannot use this file: '€' is not in ascii; save it as U",

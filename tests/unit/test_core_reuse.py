@@ -172,6 +172,15 @@ def test_idle_for_too_long_it_leaves(play: Play) -> None:
     assert "no trial has come for 600 s" in play.log[-1]
 
 
+def test_a_job_that_reaches_no_manager_does_not_hold_its_place_for_as_long() -> None:
+    play = Play()
+    for now_s in (0, 60, 119):
+        assert play.at(now_s, TimePassed()) == [OpenLink(())]
+        play.at(now_s, LinkLost("nobody there"))
+    assert Exit(KeeperExit.UNREACHED) in play.at(120, TimePassed())
+    assert "no manager could be reached" in play.log[-1]
+
+
 def test_the_time_is_counted_from_the_last_trials_end_also_without_a_manager(play: Play) -> None:
     play.runs("first", 100)
     play.exits("first", 200)

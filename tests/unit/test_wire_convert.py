@@ -24,6 +24,7 @@ from trial_keeper.wire.v1 import keeper_pb2 as pb
 UINT32, UINT64 = 2**32 - 1, 2**64 - 1
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", fullmatch=True)
+VERSIONS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100)
 TIMES = st.floats(allow_nan=False)
 KEYS = st.builds(m.AttemptKey, NAMES, st.integers(0, UINT32), NAMES)
 OFFSETS = st.dictionaries(st.sampled_from(m.Stream), st.integers(0, UINT64))
@@ -31,7 +32,7 @@ ATTEMPTS = st.builds(m.AttemptOffsets, KEYS, OFFSETS, st.booleans())
 REASONS = st.sampled_from(ExitReason)
 GPUS = st.builds(m.GpuUsage, st.integers(0, UINT32), TIMES, st.integers(0, UINT64))
 KEEPER_MESSAGES = {
-    m.Hello: st.builds(m.Hello, TEXT, TEXT, TEXT, TEXT, st.lists(KEYS).map(tuple), st.booleans()),
+    m.Hello: st.builds(m.Hello, VERSIONS, NAMES, NAMES, NAMES, st.lists(KEYS).map(tuple), st.booleans()),
     m.TrialStarted: st.builds(m.TrialStarted, KEYS, TIMES),
     m.Chunk: st.builds(m.Chunk, KEYS, st.sampled_from(m.Stream), st.integers(0, UINT64), st.binary()),
     m.TrialEnded: st.builds(
@@ -44,12 +45,44 @@ KEEPER_MESSAGES = {
 }
 MANAGER_MESSAGES = {
     m.Welcome: st.builds(m.Welcome, TEXT, st.lists(ATTEMPTS).map(tuple)),
-    m.RunTrial: st.builds(m.RunTrial, TEXT),
-    m.StopTrial: st.builds(m.StopTrial, TEXT, REASONS),
+    m.RunTrial: st.builds(m.RunTrial, NAMES),
+    m.StopTrial: st.builds(m.StopTrial, NAMES, REASONS),
     m.Durable: st.builds(m.Durable, ATTEMPTS),
     m.Leave: st.builds(m.Leave, TEXT),
 }
 KEY = pb.AttemptKey(trial_id="abcde", attempt=0, task="worker-0")
+
+
+@pytest.mark.parametrize("text", ["", "..", "../x", "a/b", "a\nb", "a b", "a\0", "x" * 241, "ä"])
+def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(text: str) -> None:
+    right = {"version": "0.6.0", "experiment_id": "exp", "job_id": "job", "task": "main-0"}
+    for name in ("experiment_id", "job_id", "task"):
+        request = pb.ConnectRequest(hello=pb.Hello(**right | {name: text}))
+        with pytest.raises(MessageInvalid, match="can be no id"):
+            keeper_message_from_pb(request)
+    for key in (pb.AttemptKey(trial_id=text, task="main-0"), pb.AttemptKey(trial_id="abcde", task=text)):
+        for request in (
+            pb.ConnectRequest(hello=pb.Hello(**right, attempts=[key])),
+            pb.ConnectRequest(chunk=pb.Chunk(key=key, stream=pb.STREAM_METRICS)),
+            pb.ConnectRequest(trial_started=pb.TrialStarted(key=key)),
+            pb.ConnectRequest(trial_ended=pb.TrialEnded(key=key, reason="succeeded")),
+            pb.ConnectRequest(usage=pb.Usage(key=key)),
+        ):
+            with pytest.raises(MessageInvalid, match="can be no id"):
+                keeper_message_from_pb(request)
+    for response in (
+        pb.ConnectResponse(run_trial=pb.RunTrial(trial_id=text)),
+        pb.ConnectResponse(stop_trial=pb.StopTrial(trial_id=text, reason="stopped by user")),
+    ):
+        with pytest.raises(MessageInvalid, match="can be no id"):
+            manager_message_from_pb(response)
+
+
+@pytest.mark.parametrize("text", ["0.6\n2026-01-01 INFO all is well", "x" * 101, "0.6ü"])
+def test_a_version_that_could_forge_a_line_of_a_log_is_refused(text: str) -> None:
+    hello = pb.Hello(version=text, experiment_id="exp", job_id="job", task="main-0")
+    with pytest.raises(MessageInvalid, match="can be no version"):
+        keeper_message_from_pb(pb.ConnectRequest(hello=hello))
 
 
 @given(st.one_of(list(KEEPER_MESSAGES.values())))

@@ -52,14 +52,17 @@ from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.settings import KeeperSettings, without_settings
-from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, Usage
+from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
+from trial_keeper.wire.own_files import open_inside
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
+    DocumentInvalid,
     TrialDocument,
     Workspace,
     exit_to_bytes,
     replace_file,
+    stop_from_bytes,
 )
 
 if TYPE_CHECKING:
@@ -115,6 +118,8 @@ class Host:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._unclaimed: set[AttemptKey] = set()
         """Those that could not even be claimed: a folder of that name would be another's."""
+        self._unrecorded: dict[AttemptKey, TrialEnded] = {}
+        """Ends that the workspace did not take yet."""
         self._current: _Attempt | None = None
         self._process: TrialProcess | None = None
         self._news = FileNews()
@@ -302,12 +307,26 @@ class Host:
         seen = self._manager_stamp()
         while True:
             await asyncio.sleep(_MANAGER_LOOK_S)
+            # A disk that was full may not be any more, and nobody else can tell the end should the manager never be reached.
+            with contextlib.suppress(OSError):
+                self._record_exits()
             if self._keeper.link.is_up:
                 continue
+            self._look_for_stop()
             stamp = self._manager_stamp()
             if stamp not in (None, seen):
                 self._handle(ManagerMoved())
             seen = stamp or seen
+
+    def _look_for_stop(self) -> None:
+        """What no stream can tell, the manager leaves in the workspace."""
+        attempt = self._current
+        if attempt is None:
+            return
+        # Not there, or not shown yet, or not whole: there is another look.
+        with contextlib.suppress(OSError, DocumentInvalid):
+            stop = stop_from_bytes(self._workspace.trial(attempt.key.trial_id).stop_json.read_bytes())
+            self._handle(stop)
 
     def _manager_stamp(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
@@ -336,8 +355,8 @@ class Host:
                         self._news.look_now()
                 case RecordExit():
                     if effect.ended.key not in self._unclaimed:
-                        path = self._workspace.attempt(effect.ended.key).exit_json
-                        self._writing(partial(replace_file, path, exit_to_bytes(effect.ended)))
+                        self._unrecorded[effect.ended.key] = effect.ended
+                        self._writing(self._record_exits)
                 case ReleaseAttempt():
                     self._release(effect.key)
                 case LogDecision():
@@ -415,7 +434,13 @@ class Host:
             return
         attempt.usage = UsageWatch(attempt.sampler, self._tell_usage)
 
+    def _record_exits(self) -> None:
+        for ended in list(self._unrecorded.values()):
+            replace_file(self._workspace.attempt(ended.key).exit_json, exit_to_bytes(ended))
+            del self._unrecorded[ended.key]
+
     def _release(self, key: AttemptKey) -> None:
+        self._unrecorded.pop(key, None)  # it is known where it matters
         attempt = self._attempts.pop(key, None)
         if attempt is not None:
             attempt.tail.close()
@@ -468,7 +493,7 @@ class Host:
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
         self._stderr.say(line)
         if effect.key is not None and attempt is not None:
-            self._writing(partial(_append, attempt.folder.stream(Stream.KEEPER), line))
+            self._writing(partial(_append, attempt.folder, line))
 
     def _writing(self, write: Callable[[], None]) -> None:
         """A full disk ends no keeper: what cannot be written is still told over the link."""
@@ -478,9 +503,10 @@ class Host:
             self._stderr.say(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
 
 
-def _append(path: os.PathLike[str], line: str) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(line)
+def _append(folder: AttemptFolder, line: str) -> None:
+    path = folder.stream(Stream.KEEPER)
+    with open(open_inside(folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "wb") as file:
+        file.write(line.encode(errors="replace"))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,4 +1,7 @@
-"""The gRPC stream to the manager: carries messages, knows nothing of trials."""
+"""The gRPC stream to the manager: carries messages, knows nothing of trials.
+
+It is encrypted where manager.json names a certificate, and then opens to the owner of that certificate only.
+"""
 
 import asyncio
 import contextlib
@@ -10,9 +13,10 @@ import grpc
 import grpc.aio
 
 from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
+from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, why_not_trusted
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
-from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Usage, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -21,9 +25,12 @@ from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Worksp
 # gRPC itself would go on trying a silent address for 20 s.
 CONNECT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = [
-    # A connection whose other end is gone without a word is noticed within 15 s.
+    # A connection whose other end is gone without a word is noticed within 20 s. The timeout of pings has to be set as well:
+    # where something between the two still takes the bytes, gRPC waits a minute and more for the answer to a ping. Ten seconds,
+    # because a ping waits its turn behind a window of data, also on a link of 2 Mbit/s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # One stream per channel: nothing to share, so nothing to look up in a global pool.
     ("grpc.use_local_subchannel_pool", 1),
@@ -46,9 +53,10 @@ _REFUSALS = (
 )
 
 
-# What goes into one message of the stream: well below what a server takes.
+# What goes into one message of the stream: one chunk, and well below what a server takes. The manager holds one of each keeper
+# while its disk hangs, so with 1,000 of them larger ones would be most of its memory.
 MESSAGES_AT_ONCE = 64
-BYTES_AT_ONCE = 1024 * 1024
+BYTES_AT_ONCE = 256 * 1024
 
 
 def _size_of(message: KeeperMessage) -> int:
@@ -71,7 +79,15 @@ class _Outgoing:
         self._burst_bytes = 0
 
     def put(self, message: KeeperMessage) -> None:
-        """Queue a message. The queue is as short as the replication windows are small."""
+        """Queue a message. The queue is as short as the replication windows are small.
+
+        All else is said once in a link or an attempt. Of what an attempt uses only the newest waits, so that a manager which
+        takes nothing for a day costs nothing.
+        """
+        if isinstance(message, Usage):
+            self._urgent = deque(
+                other for other in self._urgent if not (isinstance(other, Usage) and other.key == message.key)
+            )
         if isinstance(message, Chunk) and message.stream is not Stream.METRICS:
             self._logs.append(message)
         else:
@@ -180,13 +196,15 @@ class ManagerLink:
             return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
         address = document.addresses[self._tries % len(document.addresses)]
         self._tries += 1
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with _channel(address, document.certificate) as channel:
             try:
-                await asyncio.wait_for(_connected(channel, address), CONNECT_TIMEOUT_S)
+                await asyncio.wait_for(_connected(channel, address, document.certificate), CONNECT_TIMEOUT_S)
                 await self._talk(channel, outgoing)
             except (TimeoutError, asyncio.TimeoutError):
                 return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
-            except ConnectionError as error:
+            except ConnectionRefusedError:
+                return LinkLost(f"nobody listens at {address}")
+            except OSError as error:
                 return LinkLost(str(error))
             except grpc.aio.AioRpcError as error:
                 outcome = LinkRefused if error.code() in _REFUSALS else LinkLost
@@ -212,12 +230,25 @@ async def _requests(outgoing: _Outgoing) -> AsyncIterator[pb.ConnectRequest]:
         yield keeper_messages_to_pb([first, *outgoing.take_more(_size_of(first))])
 
 
-async def _connected(channel: grpc.aio.Channel, address: str) -> None:
+def _channel(address: str, certificate: str | None) -> grpc.aio.Channel:
+    if certificate is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(
+        address, channel_credentials(certificate), options=[*CHANNEL_OPTIONS, *TLS_OPTIONS]
+    )
+
+
+async def _connected(channel: grpc.aio.Channel, address: str, certificate: str | None) -> None:
     """Wait until the channel is connected. gRPC would try again by itself; when to do so is the keeper's decision.
 
     Raises:
-        ConnectionError: nobody listens there.
+        ConnectionError: nobody listens there, or somebody else than the manager.
     """
+    if certificate is not None:
+        # gRPC looks at it, too, and says neither that it did nor what it saw.
+        problem = await asyncio.to_thread(why_not_trusted, address, certificate, CONNECT_TIMEOUT_S / 2)
+        if problem is not None:
+            raise ConnectionError(problem)
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             raise ConnectionError(f"nobody listens at {address}")

@@ -7,6 +7,9 @@ from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
+# PEP 440 sets no limit; nobody needs so much.
+_LONGEST_VERSION = 100
+
 
 class MessageInvalid(ValueError):
     """The peer sent something that this version of the protocol cannot mean."""
@@ -103,10 +106,10 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
         case "hello":
             hello = request.hello
             return m.Hello(
-                hello.version,
-                hello.experiment_id,
-                hello.job_id,
-                hello.task,
+                _version_from(hello.version),
+                _id_from(hello.experiment_id),
+                _id_from(hello.job_id),
+                _id_from(hello.task),
                 tuple(_key_from_pb(key) for key in hello.attempts),
                 hello.is_probe,
             )
@@ -194,9 +197,10 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
                 welcome.version, tuple(_attempt_from_pb(attempt) for attempt in welcome.attempts)
             )
         case "run_trial":
-            return m.RunTrial(response.run_trial.trial_id)
+            return m.RunTrial(_id_from(response.run_trial.trial_id))
         case "stop_trial":
-            return m.StopTrial(response.stop_trial.trial_id, _reason_from(response.stop_trial.reason))
+            stop = response.stop_trial
+            return m.StopTrial(_id_from(stop.trial_id), _reason_from(stop.reason))
         case "leave":
             return m.Leave(response.leave.reason)
         case _:
@@ -210,10 +214,21 @@ def _key_to_pb(key: m.AttemptKey) -> pb.AttemptKey:
 
 
 def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
-    for name in (key.trial_id, key.task):
-        if not is_safe_name(name):
-            raise MessageInvalid(f"cannot read a message: {name!r} can be neither a trial nor a task")
-    return m.AttemptKey(key.trial_id, key.attempt, key.task)
+    return m.AttemptKey(_id_from(key.trial_id), key.attempt, _id_from(key.task))
+
+
+def _id_from(text: str) -> str:
+    """An id as it comes from a peer: of an experiment, a job, a task or a trial. It names folders and stands in logs."""
+    if not is_safe_name(text):
+        raise MessageInvalid(f"cannot read a message: {text[:100]!r} can be no id")
+    return text
+
+
+def _version_from(text: str) -> str:
+    """As for an id. What it says is for others to judge."""
+    if not (text.isascii() and text.isprintable() and len(text) <= _LONGEST_VERSION):
+        raise MessageInvalid(f"cannot read a message: {text[:100]!r} can be no version")
+    return text
 
 
 def _gpu_to_pb(gpu: m.GpuUsage) -> pb.GpuUsage:

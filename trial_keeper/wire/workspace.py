@@ -7,6 +7,7 @@
         sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
+            stop.json                       written by the manager when the trial is to end and no stream can carry the word
             attempts/<n>/<task>/            written by one keeper; the trial's NNI_SYS_DIR
                 parameter.cfg, .nni/metrics, exit.json
                 output/{stdout, stderr, trial.log}
@@ -22,11 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 # An id names a folder, so it can hold nothing that leads out of one.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
+# The year 5138: a later time is a mistake, and could not be shown.
+_LATEST_S = 1e11
+# More than a cluster starts; whoever may write there could make any number of folders, with any names.
+_NEWEST_ATTEMPTS = 1000
+_ATTEMPT_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 class DocumentInvalid(ValueError):
@@ -42,7 +48,12 @@ def is_safe_name(name: str) -> bool:
     return _SAFE_NAME.fullmatch(name) is not None
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
+    """The name.
+
+    Raises:
+        ValueError: it could lead out of the folder that it is to be in.
+    """
     if not is_safe_name(name):
         raise ValueError(
             f"cannot use {name!r} as the name of a folder; use letters, digits, '.', '_' and '-' only"
@@ -106,6 +117,11 @@ class TrialFolder:
         return self.path / "parameter.cfg"
 
     @property
+    def stop_json(self) -> Path:
+        """There once the trial is to end and its keepers could not all be told over a stream."""
+        return self.path / "stop.json"
+
+    @property
     def attempts(self) -> Path:
         """One folder per attempt, named by its number."""
         return self.path / "attempts"
@@ -147,7 +163,7 @@ class Workspace:
         Raises:
             ValueError: the name could lead out of the workspace.
         """
-        return self.root / _safe(name)
+        return self.root / safe_name(name)
 
     def trial(self, trial_id: str) -> TrialFolder:
         """The folder of a trial.
@@ -155,7 +171,7 @@ class Workspace:
         Raises:
             ValueError: the id could lead out of the workspace.
         """
-        return TrialFolder(self.trials / _safe(trial_id))
+        return TrialFolder(self.trials / safe_name(trial_id))
 
     def attempt(self, key: AttemptKey) -> AttemptFolder:
         """The folder of an attempt.
@@ -163,46 +179,69 @@ class Workspace:
         Raises:
             ValueError: an id could lead out of the workspace.
         """
-        return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / _safe(key.task))
+        return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / safe_name(key.task))
 
     def warm_marker(self, job_id: str) -> str:
         """Instead of an attempt's folder, what marks the processes of a job's warm interpreter. There is no such folder."""
-        return str(self.root / "warm" / _safe(job_id))
+        return str(self.root / "warm" / safe_name(job_id))
 
     def attempts_of(self, trial_id: str) -> list[AttemptKey]:
-        """The attempts that have left a folder, oldest first."""
+        """The attempts that have left a folder, oldest first. What else a trial may have put there is passed over, and all but
+        the newest thousand numbers.
+
+        Raises:
+            OSError: the storage does not show them.
+        """
         folder = self.trial(trial_id).attempts
-        if not folder.is_dir():
-            return []
-        numbers = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+        numbers = sorted(int(name) for name in _folders_in(folder) if _ATTEMPT_NUMBER.fullmatch(name))
+        del numbers[:-_NEWEST_ATTEMPTS]
         return [
-            AttemptKey(trial_id, number, task.name)
+            AttemptKey(trial_id, number, task)
             for number in numbers
-            for task in sorted((folder / str(number)).iterdir())
-            if is_safe_name(task.name)
+            for task in sorted(filter(is_safe_name, _folders_in(folder / str(number))))
         ]
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path."""
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path.
+
+    `mode` is what the umask leaves of it. A link or pipe that somebody has put where the new file is made is not written to.
+    """
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(temporary, flags, mode), "wb") as file:
+        file.write(content)
     os.replace(temporary, path)
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerDocument:
-    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, the first that answers is used)."""
+    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, the first that answers is used).
+
+    `certificate`: the manager's own, as PEM; keepers then speak TLS, and to nobody who has another. None on loopback.
+    """
 
     experiment_id: str
     version: str
     addresses: tuple[str, ...]
+    certificate: str | None = None
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        return _dump(
-            {"experiment_id": self.experiment_id, "version": self.version, "addresses": list(self.addresses)}
-        )
+        document: dict[str, Any] = {
+            "experiment_id": self.experiment_id,
+            "version": self.version,
+            "addresses": list(self.addresses),
+        }
+        return _dump(document if self.certificate is None else document | {"certificate": self.certificate})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "ManagerDocument":
@@ -216,7 +255,13 @@ class ManagerDocument:
             addresses = tuple(_typed(address, str) for address in _typed(document["addresses"], list))
             if not addresses:
                 raise ValueError("no address")
-            return cls(_typed(document["experiment_id"], str), _typed(document["version"], str), addresses)
+            certificate = document.get("certificate")
+            return cls(
+                _typed(document["experiment_id"], str),
+                _typed(document["version"], str),
+                addresses,
+                None if certificate is None else _typed(certificate, str),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +348,48 @@ def exit_from_bytes(content: bytes) -> TrialEnded:
                 _typed(document["task"], str),
             ),
             ExitReason(document["reason"]),
-            _typed(document["exit_code"], int),
-            float(_typed(document["started_at_s"], int, float)),
-            float(_typed(document["ended_at_s"], int, float)),
+            _exit_code(document["exit_code"]),
+            _moment(document["started_at_s"]),
+            _moment(document["ended_at_s"]),
             {Stream(word): _typed(size, int) for word, size in document["final_sizes"].items()},
-            _typed(document["message"], str),
+            _text(document["message"]),
         )
+
+
+def stop_to_bytes(stop: StopTrial) -> bytes:
+    """The content of stop.json."""
+    return _dump({"trial_id": stop.trial_id, "reason": stop.reason.value})
+
+
+def stop_from_bytes(content: bytes) -> StopTrial:
+    """Read the content of stop.json.
+
+    Raises:
+        DocumentInvalid: not such a document.
+    """
+    document = _load("stop.json", content)
+    with _fields_of("stop.json"):
+        return StopTrial(_typed(document["trial_id"], str), ExitReason(document["reason"]))
+
+
+def _exit_code(value: Any) -> int:
+    code: int = _typed(value, int)
+    if not 0 <= code <= 255:
+        raise ValueError(f"{code} is no exit code")
+    return code
+
+
+def _text(value: Any) -> str:
+    text: str = _typed(value, str)
+    text.encode()  # JSON can say half a character, and nobody could store it
+    return text
+
+
+def _moment(value: Any) -> float:
+    seconds = float(_typed(value, int, float))
+    if not 0 <= seconds < _LATEST_S:
+        raise ValueError(f"{seconds} is no time")
+    return seconds
 
 
 def _dump(document: dict[str, Any]) -> bytes:

@@ -83,6 +83,14 @@ class TaskReported:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectionEnded:
+    """As much of a stream of an attempt was collected as ever is; `message` says which, and where all of it is."""
+
+    key: AttemptKey
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperIdle:
     """The keeper of a task has no trial to run."""
 
@@ -137,6 +145,13 @@ class KeeperMatched:
 
 
 @dataclass(frozen=True, slots=True)
+class KeeperFound:
+    """The workspace shows that a keeper of the job is at work, which has not connected to this manager."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class UsageReported:
     """What an attempt uses at present."""
 
@@ -174,12 +189,14 @@ Event = (
     | AttemptEnded
     | AttemptDelivered
     | TaskReported
+    | CollectionEnded
     | KeeperIdle
     | AttemptMissing
     | AttemptLost
     | JobGone
     | JobSubmitted
     | KeeperMatched
+    | KeeperFound
     | UsageReported
     | TrialStopAsked
     | ExperimentStopAsked

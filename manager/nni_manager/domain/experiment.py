@@ -29,6 +29,7 @@ from nni_manager.domain.events import (
     Begun,
     CancelTrial,
     CloseAttempt,
+    CollectionEnded,
     DismissJob,
     Effect,
     Event,
@@ -38,6 +39,7 @@ from nni_manager.domain.events import (
     GiveTrial,
     JobGone,
     JobSubmitted,
+    KeeperFound,
     KeeperIdle,
     KeeperMatched,
     MetricsStored,
@@ -58,7 +60,7 @@ from nni_manager.domain.events import (
     UsageReported,
 )
 from nni_manager.domain.jobs import Job, Jobs, JobState
-from nni_manager.domain.metrics import reward
+from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
@@ -216,6 +218,11 @@ class Experiment:
         """The best trial that succeeded; of equals, the first."""
         return self.top[0] if self.top else None
 
+    @property
+    def trials_with_jobs(self) -> list[Trial]:
+        """Those that a job is to run, or runs."""
+        return [trial for job in self.jobs.live.values() for trial in self.trials_of(job)]
+
     def restore(self, trials: Iterable[Trial]) -> None:
         """Take over the trials of an earlier manager, before `Begun` and before its jobs."""
         for trial in trials:
@@ -268,6 +275,8 @@ class Experiment:
                 return self._fail(event.message, now_s)
             case TaskReported():
                 return self._note_report(event.key)
+            case CollectionEnded():
+                return self._note_cut(event)
             case KeeperIdle():
                 return self._note_idle(event)
             case AttemptMissing():
@@ -285,6 +294,8 @@ class Experiment:
                 self.keeper_has_matched = True
                 self.silence.broken(event.job_id)
                 return self._note_heard(event.job_id)
+            case KeeperFound():
+                return self._note_found(event.job_id)
             case TrialStopAsked():
                 return self._stop_trial(event.trial_id, event.reason, event.at_s, now_s)
             case ExperimentStopAsked():
@@ -356,8 +367,13 @@ class Experiment:
         if trial.state.is_final or not trial.counts(key):
             return []
         before = trial.reporter, trial.warning
-        trial.warning = trial.reported(key) or trial.warning
+        trial.warn(trial.reported(key))
         return [SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
+
+    def _note_cut(self, event: CollectionEnded) -> list[Effect]:
+        trial = self.trials[event.key.trial_id]
+        is_news = not trial.state.is_final and trial.counts(event.key) and trial.warn(event.message)
+        return [SaveTrial(trial)] if is_news else []
 
     def _note_metrics(self, event: MetricsStored) -> list[Effect]:
         trial = self.trials[event.key.trial_id]
@@ -366,7 +382,7 @@ class Experiment:
         has_news = False
         for is_final, value in event.records:
             if not is_final:
-                trial.intermediate = value
+                trial.intermediate = value if len(value) <= LONGEST_SHOWN_CHARACTERS else None
                 trial.intermediate_count += 1
             elif trial.final is None:  # a second final result is kept as a row, but the first one counts
                 trial.final = value
@@ -454,13 +470,23 @@ class Experiment:
         job.was_heard = True
         return [SaveJob(job)]
 
+    def _note_found(self, job_id: str) -> list[Effect]:
+        job = self.jobs.live.get(job_id)
+        if job is None:
+            return []
+        job.was_found = True
+        # It has compared its version with the one that the workspace tells before it began.
+        self.keeper_has_matched = True
+        self.silence.found(job_id)
+        return self._note_heard(job_id)
+
     def _note_idle(self, event: KeeperIdle) -> list[Effect]:
         job = self.jobs.live.get(event.job_id)
         if job is None:
             return []
         if job.state is JobState.LEAVING:
             return [DismissJob(job)]  # the word was lost with a link
-        for trial in self._trials_of(job):
+        for trial in self.trials_of(job):
             if event.task not in trial.ends and event.task not in trial.undelivered:
                 # It never heard of the trial: the word was lost with a link or a manager, or is on its way.
                 return [GiveTrial(job, trial, event.task)]
@@ -473,7 +499,7 @@ class Experiment:
             return []
         self.silence.broken(event.job_id)
         effects: list[Effect] = [SaveJob(job, is_over=True)]
-        trials = self._trials_of(job)
+        trials = self.trials_of(job)
         is_a_bad_sign = not (job.was_heard or job.state is JobState.LEAVING)
         if not trials and is_a_bad_sign and self.jobs.queue:
             # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
@@ -498,7 +524,7 @@ class Experiment:
             return [*self._close(trial, now_s), ForgetTrial(trial)]
         return self._lose(trial, event.reason, event.message, event.at_s, now_s)
 
-    def _trials_of(self, job: Job) -> list[Trial]:
+    def trials_of(self, job: Job) -> list[Trial]:
         """The trials that the job still has to finish, in order."""
         trials = [self.trials[trial_id] for trial_id in job.trial_ids]
         return [trial for trial in trials if not trial.state.is_final]

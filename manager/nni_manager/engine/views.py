@@ -104,7 +104,17 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "intermediateCount": trial.intermediate_count,
         "latestIntermediate": trial.intermediate,
         "usage": usage_view(trial),
+        **road_view(picture, trial),
     }
+
+
+def road_view(picture: Picture, trial: Trial) -> dict[str, Any]:
+    """By which road a trial that is not over is heard (`stream`, `mount`, or `none` yet), and how long ago it last was."""
+    if trial.state.is_final:
+        return {"road": None, "lastContactAgoS": None}
+    contact = picture.roads.contact(trial.job_id)
+    ago_s = None if contact.at_s is None else round(picture.now_s - contact.at_s, 1)
+    return {"road": contact.road.value, "lastContactAgoS": ago_s}
 
 
 def metric_view(row: MetricRow) -> dict[str, Any]:
@@ -119,9 +129,14 @@ def metric_view(row: MetricRow) -> dict[str, Any]:
     }
 
 
-def status_view(experiment: Experiment) -> dict[str, Any]:
-    """The experiment's state, and what stopped it."""
-    return {"status": experiment.state.value, "errors": errors_view(experiment)}
+def status_view(picture: Picture) -> dict[str, Any]:
+    """The experiment's state, what stopped it, and what it needs a person for, if for anything."""
+    experiment = picture.experiment
+    return {"status": experiment.state.value, "errors": errors_view(experiment)} | _problem(picture)
+
+
+def _problem(picture: Picture) -> dict[str, str]:
+    return {"problem": picture.problem} if picture.problem else {}
 
 
 def counts_view(experiment: Experiment) -> dict[str, int]:
@@ -167,8 +182,11 @@ def profile_view(picture: Picture) -> dict[str, Any]:
                     "gpuNum": config.gpu_num,
                 },
             },
+            "trialRoads": {
+                trial.trial_id: road_view(picture, trial) for trial in experiment.trials_with_jobs
+            },
         }
-    )
+    ) | _problem(picture)
 
 
 def metadata_view(picture: Picture) -> dict[str, Any]:
@@ -183,7 +201,7 @@ def metadata_view(picture: Picture) -> dict[str, Any]:
             "endTime": _ms(picture.ended_at_s) if picture.experiment.state.is_over else None,
             "logDir": str(picture.folder.path),
         }
-    )
+    ) | _problem(picture)
 
 
 def summary_view(picture: Picture) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -11,8 +12,9 @@ import grpc.aio
 from nni_manager.domain.receiving import StreamBroken
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
 from nni_manager.errors import CANNOT_LISTEN, UserMistake
+from nni_manager.store.certificate import Certificate
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_from_pb, manager_messages_to_pb
-from trial_keeper.wire.messages import Hello, KeeperMessage, ManagerMessage
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, ManagerMessage, Stream
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
@@ -28,16 +30,26 @@ STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
     MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     StreamBroken: grpc.StatusCode.ABORTED,
 }
+# At 10 ms per round trip 25 MB/s of each keeper, which is more than can be stored of one.
+READ_AHEAD_BYTES = 256 * 1024
+# Metrics are taken in pieces of this size, about 3 ms of work, so that a report of another trial never waits for a whole chunk.
+METRICS_AT_ONCE_BYTES = 64 * 1024
 _SERVER_OPTIONS = [
     # A keeper that is gone without a word is noticed within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Longer than a keeper waits for the manager's answers: it is the keeper that connects again.
+    ("grpc.http2.ping_timeout_ms", 20_000),
     # Keepers ping every 10 s, also when they have nothing to say.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two managers on one port must not share its keepers
-    # The largest chunk of metrics and its frame.
-    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    # What is received of a stream while nobody reads it. gRPC would otherwise let it grow with the speed of the link, to 18 MB of
+    # each stream on this machine: with as many keepers as there may be, all of the memory.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
+    # Four times what a keeper puts into one message: its chunk, and the last words of many trials.
+    ("grpc.max_receive_message_length", 1024 * 1024),
 ]
 
 
@@ -47,6 +59,9 @@ class Session(Protocol):
     @property
     def outgoing(self) -> "asyncio.Queue[ManagerMessage | None]":
         """What to send; None ends the stream."""
+
+    async def ready(self) -> None:
+        """Wait until a message may be taken. Meanwhile nothing is read from the stream, and its keeper's bytes stay in files."""
 
     def receive(self, message: KeeperMessage) -> None:
         """Take a message."""
@@ -135,7 +150,27 @@ async def _send(
 async def _receive(session: Session, requests: AsyncIterator[pb.ConnectRequest]) -> None:
     async for request in requests:
         for message in keeper_messages_from_pb(request):
-            session.receive(message)
+            for piece in _pieces(message):
+                await session.ready()
+                session.receive(piece)
+                if piece is not message:
+                    await asyncio.sleep(0)  # the others' turn
+
+
+def _pieces(message: KeeperMessage) -> Iterable[KeeperMessage]:
+    """The message, or what to take one after another instead of it."""
+    if (
+        not isinstance(message, Chunk)
+        or message.stream is not Stream.METRICS
+        or len(message.data) <= METRICS_AT_ONCE_BYTES
+    ):
+        return (message,)
+    return (
+        replace(
+            message, offset=message.offset + start, data=message.data[start : start + METRICS_AT_ONCE_BYTES]
+        )
+        for start in range(0, len(message.data), METRICS_AT_ONCE_BYTES)
+    )
 
 
 class KeeperServer:
@@ -145,14 +180,18 @@ class KeeperServer:
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         add_KeeperServiceServicer_to_server(KeeperServicer(gate), self._server)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen.
+    async def start(self, host: str, port: int, certificate: Certificate | None = None) -> None:
+        """Listen; with a certificate for TLS only.
 
         Raises:
             UserMistake: it cannot.
         """
         try:
-            self._server.add_insecure_port(f"{host}:{port}")
+            if certificate is None:
+                self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                pair = (certificate.key_pem, certificate.certificate_pem.encode())
+                self._server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:
             raise UserMistake(
                 f"{CANNOT_LISTEN} for keepers on {host}:{port}: {error}; choose another pair of ports with --port N"
