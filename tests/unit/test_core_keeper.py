@@ -106,7 +106,7 @@ def exited(
     out_of_memory: OutOfMemory | None = None,
 ) -> TrialExited:
     sizes = dict.fromkeys(Stream, size)
-    return TrialExited(KEY, ENDED_AT_S, code, signal, sizes, stderr, out_of_memory)
+    return TrialExited(KEY, ENDED_AT_S - STARTED_AT_S, code, signal, sizes, stderr, out_of_memory)
 
 
 def durable(offset: int = 0, *, closed: bool = False, key: AttemptKey = KEY) -> Durable:

@@ -75,7 +75,7 @@ class Play:
         self.at(now_s, TrialSpawned(key_of(trial_id), 1000.0 + now_s))
 
     def exits(self, trial_id: str, now_s: float = 2.0, code: int = 0) -> list[Effect]:
-        return self.at(now_s, TrialExited(key_of(trial_id), 1000.0 + now_s, code, None, {}, ""))
+        return self.at(now_s, TrialExited(key_of(trial_id), 1.0, code, None, {}, ""))
 
     def closes(self, trial_id: str, now_s: float = 3.0) -> list[Effect]:
         return self.at(now_s, Durable(AttemptOffsets(key_of(trial_id), {}, closed=True)))

@@ -259,7 +259,7 @@ class Keeper:
             reason,
             exit_code,
             attempt.started_at_s,
-            event.at_s,
+            attempt.started_at_s + event.ran_s,
             sizes,
             message if exit_code else "",
         )

@@ -95,6 +95,8 @@ class _Attempt:
     oom_kills: int = 0
     shares_memory: bool = False
     in_tmp: frozenset[str] = frozenset()
+    spawned_s: float = 0.0
+    """By the monotonic clock."""
     sampler: UsageSampler | None = None
     usage: UsageWatch | None = None
 
@@ -241,7 +243,7 @@ class Host:
         self._handle(
             TrialExited(
                 attempt.key,
-                time.time(),
+                time.monotonic() - attempt.spawned_s,
                 exit_code=status if status >= 0 else None,
                 signal=-status if status < 0 else None,
                 sizes=attempt.tail.sizes(self._settings.streams),
@@ -424,6 +426,7 @@ class Host:
         if self._link is not None:
             self._link.pace_logs(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
+        attempt.spawned_s = time.monotonic()
         self._handle(TrialSpawned(attempt.key, time.time(), how))
         self._watch_usage()
 

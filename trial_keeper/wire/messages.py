@@ -74,7 +74,7 @@ class TrialEnded:
 
     `exit_code` is the command's, 128+n for signal n, or one of `trial_keeper.exit_codes` when it never ran. `final_sizes` has
     every replicated stream; bytes that a stray process appends later do not count. `message` holds the last lines of stderr,
-    or the keeper's own words.
+    or the keeper's own words. `ended_at_s` is `started_at_s` and the time that the command ran by the monotonic clock.
     """
 
     key: AttemptKey

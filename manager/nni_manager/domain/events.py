@@ -128,6 +128,8 @@ class JobGone:
     is_clean: bool = False
     untouched: frozenset[str] = frozenset()
     """Those of the trials it had been given that no keeper of it has begun."""
+    was_watched: bool = True
+    """Whether a manager was there when it ended, or before it began: otherwise nobody knows how that came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -352,7 +352,7 @@ class Experiment:
             is_too_late = trial.reason is not None and self.completion.tasks > 1
             return [CancelTrial(trial, trial.reason)] if is_too_late and trial.reason is not None else []
         with self._counted(trial):
-            trial.began(key, event.at_s)
+            trial.began(key, event.at_s, now_s)
         stopped_before = trial.stop_reason or (
             ExitReason.STOPPED_BY_USER if self.state is ExperimentState.STOPPING else None
         )
@@ -458,7 +458,7 @@ class Experiment:
         self, trial: Trial, reason: ExitReason, message: str, at_s: float, now_s: float
     ) -> list[Effect]:
         with self._counted(trial):
-            trial.gone(reason, message, at_s)
+            trial.gone(reason, message, at_s, now_s)
         return [*self._settle(trial, now_s), ForgetTrial(trial)]
 
     # ---- jobs
@@ -500,7 +500,7 @@ class Experiment:
         self.silence.broken(event.job_id)
         effects: list[Effect] = [SaveJob(job, is_over=True)]
         trials = self.trials_of(job)
-        is_a_bad_sign = not (job.was_heard or job.state is JobState.LEAVING)
+        is_a_bad_sign = event.was_watched and not (job.was_heard or job.state is JobState.LEAVING)
         if not trials and is_a_bad_sign and self.jobs.queue:
             # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
             trial = self.trials[self.jobs.queue.popleft()]

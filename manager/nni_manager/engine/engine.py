@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from nni_manager.clock import steady_s
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.events import (
     AskTuner,
@@ -76,7 +77,8 @@ from trial_keeper.wire.workspace import ManagerDocument
 
 log = logging.getLogger(__name__)
 
-_SAVE_DURATION_EVERY_S = 10.0
+# So much of maxExecDuration a killed manager may forget.
+_SAVE_DURATION_EVERY_S = 2.0
 _LAST_KEEPERS_S = 5.0
 # A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
 _FIRST_RESUBMIT_S = 0.5
@@ -119,7 +121,8 @@ class Engine:
         self.finished = asyncio.Event()
         """Set when the experiment is over and nothing runs any more."""
         self.failed = asyncio.Event()
-        """Set when a bug ended the engine: the manager must end, and a resume goes on from what is stored."""
+        """Set when the manager must end and store nothing more: for a bug, after which a resume goes on from what is stored, or
+        because another manager owns the experiment."""
         self.ended_at_s: float | None = self.stored.ended_at_s
         self.submit_problem = ""
         """Why jobs cannot be submitted at present; empty while all is well."""
@@ -258,6 +261,13 @@ class Engine:
             time.monotonic(),
         )
 
+    def note_taken(self) -> None:
+        """Another manager owns the experiment now: store nothing more, and end."""
+        log.critical(
+            "another manager has taken the experiment while this one was out of reach; this one ends"
+        )
+        self.failed.set()
+
     def stop(self) -> None:
         """End the experiment: running trials are cancelled, and `finished` is set when the last is over."""
         self.post(ExperimentStopAsked(time.time()))
@@ -308,7 +318,7 @@ class Engine:
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
             case SaveUsage():
-                self.commits.add_unhurried([UsageRow(effect.usage, time.time())])
+                self.commits.add_unhurried([UsageRow(effect.usage, steady_s())])
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():
@@ -329,7 +339,8 @@ class Engine:
             case ForgetTrial():
                 self.keepers.forget_trial(effect.trial)
             case Finish():
-                self.ended_at_s = time.time()
+                # The clock may have been set back since.
+                self.ended_at_s = max(time.time(), self.stored.created_at_s)
                 self._save_experiment()
                 self._after_save(self.finished.set)
 
@@ -539,8 +550,8 @@ class Engine:
         elif not await self._service.stop(job_id):
             self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
 
-    def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_clean: bool = False) -> None:
-        self.post(JobGone(job_id, reason, message, time.time(), is_clean))
+    def _note_gone(self, job_id: str, reason: ExitReason, message: str) -> None:
+        self.post(JobGone(job_id, reason, message, time.time()))
 
     def _note_job_ended(self, ended: JobEnded) -> None:
         job = self.experiment.jobs.live.get(ended.job_id)
@@ -560,8 +571,10 @@ class Engine:
             elif not job.was_heard:
                 self.post(JobSubmitted(job.job_id))
         elif self.experiment.reuses_jobs and is_untouched:
-            self._note_gone(
-                job.job_id, ExitReason.JOB_LOST, "it ended while no manager was there", is_clean=True
+            # Or it never was: the manager died before it had handed it in.
+            how = "it ended while no manager was there"
+            self.post(
+                JobGone(job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_watched=False)
             )
         elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
             self._perform(SubmitJob(job))

@@ -29,7 +29,7 @@ class Picture:
 
     Times in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper
     has not been heard. `keepers`: how many are connected. `roads`: how each job is heard, at `now_s` of the monotonic
-    clock; without a manager none is.
+    clock; without a manager none is. `is_view`: nothing can be changed where this comes from.
     """
 
     config: ExperimentConfig
@@ -42,6 +42,7 @@ class Picture:
     keepers: int = 0
     roads: Roads = field(default_factory=Roads)
     now_s: float = 0.0
+    is_view: bool = False
 
     @classmethod
     def stored(cls, folder: ExperimentFolder, *, has_trials: bool = True) -> "Picture":

@@ -225,6 +225,7 @@ def summary_view(picture: Picture) -> dict[str, Any]:
         "latestFailures": [trial_view(picture, trial) for trial in experiment.latest_failures],
         "latestWithoutResult": None if without is None else trial_view(picture, without),
         "keepers": picture.keepers,
+        "readOnly": picture.is_view,
         "startTime": _ms(picture.created_at_s),
         "endTime": _ms(picture.ended_at_s) if experiment.state.is_over else None,
     }
