@@ -4,7 +4,8 @@ Theory of operation. What is to be stored waits in lanes. Rows of the manager's 
 each only the newest waits, and all go into the next transaction, ahead of everything else. What trials say waits in one lane per
 attempt, in its order. A transaction takes something small from every lane that begins so; every other one takes turn by turn from
 the rest, too, until it has as much as fits into a short time. So a trial that reports without end fills its own lane, and delays
-nobody else's by more than one short transaction; and when it is the only one of its kind, the store rests after each of those.
+nobody else's by more than one short transaction; and when it is the only one of its kind, and has neighbours, the store rests
+after each of those.
 
 What waits is bounded in bytes. Whoever brings more (a keeper's stream, a file on the shared storage) waits for `room` before it
 takes the next piece: the bytes wait in the trials' files.
@@ -49,6 +50,8 @@ _SYNCS = 3
 _REST = 3
 # So many floods at once are what the experiment is made of: none of them rests.
 _MANY_FLOODS = 4
+# Nor does one rest for nobody: who has brought something small within this time may do so again.
+_NEIGHBOUR_S = 1.0
 _SMALLEST_BATCH_BYTES = 128 << 10
 _LARGEST_BATCH_BYTES = 4 << 20
 
@@ -81,6 +84,8 @@ class GroupCommit:
         self._has_flood = False
         """Whether anything but small things is being written."""
         self._floods_rest_until_s = 0.0
+        self._small_at_s: dict[AttemptKey, float] = {}
+        """When an attempt has last brought something small, within `_NEIGHBOUR_S`."""
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._progress: asyncio.Future[None] | None = None
@@ -188,6 +193,7 @@ class GroupCommit:
         self._rows.clear()
         for key in [key for key, lane in self._lanes.items() if lane[0].size_bytes <= _SMALL_BYTES]:
             batch.append(self._pop(key))
+            self._small_at_s[key] = now_s
         if self._is_closing or (now_s >= self._floods_rest_until_s and not (batch and had_flood)):
             room_bytes = self._batch_bytes - sum(waiting.size_bytes for waiting in batch)
             while self._lanes and (room_bytes > 0 or not batch):
@@ -277,8 +283,21 @@ class GroupCommit:
         if ratio < 1 or self._lanes:  # one that took all there was says nothing of a longer one
             following = self._batch_bytes * min(max(ratio, 0.5), 2.0)
             self._batch_bytes = int(min(max(following, _SMALLEST_BATCH_BYTES), _LARGEST_BATCH_BYTES))
-        if len(self._lanes) < _MANY_FLOODS:
-            self._floods_rest_until_s = time.monotonic() + _REST * (took_s - sync_s)
+        now_s = time.monotonic()
+        if len(self._lanes) < _MANY_FLOODS and self._has_neighbours(now_s):
+            self._floods_rest_until_s = now_s + _REST * (took_s - sync_s)
+
+    def _has_neighbours(self, now_s: float) -> bool:
+        """Whether anybody but the floods that were just written may have something to store soon."""
+        self._small_at_s = {
+            key: at_s for key, at_s in self._small_at_s.items() if at_s > now_s - _NEIGHBOUR_S
+        }
+        floods = {
+            _attempt_of(waiting.write)
+            for waiting in self._batch
+            if isinstance(waiting.write, Commit) and waiting.size_bytes > _SMALL_BYTES
+        }
+        return not self._small_at_s.keys() <= floods
 
 
 def _attempt_of(write: Commit | UsageRow) -> AttemptKey:
