@@ -1,6 +1,7 @@
 """Paths and documents of a workspace."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.messages import LARGEST_SIZE, LATEST_S, AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import (
+    MOST_DOCUMENT_BYTES,
     DocumentInvalid,
     ManagerDocument,
     TrialDocument,
@@ -19,12 +21,13 @@ from trial_keeper.wire.workspace import (
     exit_from_bytes,
     exit_to_bytes,
     is_safe_name,
+    read_document,
     replace_file,
 )
 
 WORKSPACE = Workspace(Path("/mnt/exp"))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
-TIMES = st.floats(allow_nan=False)
+TIMES = st.floats(0, LATEST_S)
 MANAGER_DOCUMENTS = st.builds(ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple))
 TRIAL_DOCUMENTS = st.builds(
     TrialDocument,
@@ -39,10 +42,10 @@ ENDS = st.builds(
     TrialEnded,
     st.builds(AttemptKey, TEXT, st.integers(0), TEXT),
     st.sampled_from(ExitReason),
-    st.integers(0, 255),
+    st.integers(-(2**31), 2**31 - 1),
     TIMES,
     TIMES,
-    st.dictionaries(st.sampled_from(Stream), st.integers(0)),
+    st.dictionaries(st.sampled_from(Stream), st.integers(0, LARGEST_SIZE)),
     TEXT,
 )
 READERS: dict[str, Callable[[bytes], object]] = {
@@ -138,6 +141,18 @@ def test_attempts_are_listed_oldest_first_by_number(tmp_path: Path) -> None:
     assert workspace.attempts_of("abcde") == [keys[2], keys[0], keys[1]]
 
 
+def test_what_else_a_trial_leaves_among_its_attempts_is_no_attempt(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    attempts = workspace.trial("abcde").attempts
+    (attempts / "3" / "main-0").mkdir(parents=True)
+    for name in ("03", "٣", "²", "-1", "65536", "9" * 200, " 4", "4\n"):
+        (attempts / name / "main-0").mkdir(parents=True)
+    (attempts / "5").write_text("a file")
+    (attempts / "3" / "notes").write_text("a file")
+    (attempts / "3" / "a\nb").mkdir()
+    assert workspace.attempts_of("abcde") == [AttemptKey("abcde", 3, "main-0")]
+
+
 # ---- documents
 
 
@@ -197,6 +212,53 @@ def test_a_missing_field_is_named(name: str) -> None:
 def test_what_is_no_json_object_is_invalid(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid):
         READERS[name](content)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("exit_code", 2**31),
+        ("exit_code", 10**400),
+        ("started_at_s", math.nan),
+        ("ended_at_s", math.inf),
+        ("ended_at_s", -1.0),
+        ("ended_at_s", 10**400),
+        ("final_sizes", {"metrics": -1}),
+        ("final_sizes", {"metrics": 2**63}),
+        ("final_sizes", [["metrics", 1]]),
+        ("reason", ["succeeded"]),
+        ("message", "half of a pair: \ud800"),
+        ("trial_id", "\udfff"),
+    ],
+)
+def test_an_end_that_cannot_be_stored_is_invalid(field: str, value: object) -> None:
+    sample = json.loads(SAMPLES["exit.json"]) | {field: value}
+    with pytest.raises(DocumentInvalid, match=r"cannot read exit\.json"):
+        exit_from_bytes(json.dumps(sample).encode())
+
+
+def test_a_document_larger_than_any_is_read_no_further_and_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "exit.json"
+    path.write_bytes(SAMPLES["exit.json"] + b" " * MOST_DOCUMENT_BYTES)
+    content = read_document(path)
+    assert len(content) == MOST_DOCUMENT_BYTES + 1
+    for reader in READERS.values():
+        with pytest.raises(DocumentInvalid, match="larger"):
+            reader(content)
+
+
+def test_what_is_no_file_is_no_document(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(SAMPLES["exit.json"])
+    assert read_document(tmp_path / "real") == SAMPLES["exit.json"]
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "folder", "link", "endless"):
+        with pytest.raises(DocumentInvalid, match="no file"):
+            read_document(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        read_document(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("name", READERS)

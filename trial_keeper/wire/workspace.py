@@ -15,18 +15,23 @@
 Manager and keeper see the same tree under different mount points, so a `Workspace` is made from the root as its side sees it.
 """
 
+import errno
 import json
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.messages import MOST_ATTEMPTS, AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 # An id names a folder, so it can hold nothing that leads out of one.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
+_ATTEMPT = re.compile(r"0|[1-9][0-9]{0,8}")
+# The largest that anybody writes is an end with the last lines of stderr. Trials can write here, too.
+MOST_DOCUMENT_BYTES = 1024 * 1024
 
 
 class DocumentInvalid(ValueError):
@@ -170,16 +175,20 @@ class Workspace:
         return str(self.root / "warm" / _safe(job_id))
 
     def attempts_of(self, trial_id: str) -> list[AttemptKey]:
-        """The attempts that have left a folder, oldest first."""
+        """The attempts that have left a folder, oldest first. Whatever else lies there is passed over."""
         folder = self.trial(trial_id).attempts
         if not folder.is_dir():
             return []
-        numbers = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+        numbers = sorted(
+            int(entry.name)
+            for entry in folder.iterdir()
+            if _ATTEMPT.fullmatch(entry.name) and int(entry.name) < MOST_ATTEMPTS and entry.is_dir()
+        )
         return [
             AttemptKey(trial_id, number, task.name)
             for number in numbers
             for task in sorted((folder / str(number)).iterdir())
-            if is_safe_name(task.name)
+            if is_safe_name(task.name) and task.is_dir()
         ]
 
 
@@ -315,7 +324,29 @@ def _dump(document: dict[str, Any]) -> bytes:
     return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode()
 
 
+def read_document(path: Path) -> bytes:
+    """The content of a document in the workspace; of one that is larger than any can be, so much that it is none.
+
+    Raises:
+        OSError: it cannot be read.
+        DocumentInvalid: what lies there is no file: a link could lead anywhere, and a pipe never ends.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise DocumentInvalid(f"cannot read {path.name}: it is no file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DocumentInvalid(f"cannot read {path.name}: it is no file")
+    with open(descriptor, "rb") as file:
+        return file.read(MOST_DOCUMENT_BYTES + 1)
+
+
 def _load(name: str, content: bytes) -> dict[str, Any]:
+    if len(content) > MOST_DOCUMENT_BYTES:
+        raise DocumentInvalid(f"cannot read {name}: it is larger than {MOST_DOCUMENT_BYTES} bytes")
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -328,6 +359,8 @@ def _load(name: str, content: bytes) -> dict[str, Any]:
 def _typed(value: Any, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise TypeError(f"{value!r} is not {' or '.join(kind.__name__ for kind in kinds)}")
+    if type(value) is str:
+        value.encode()  # JSON can spell half a surrogate pair, which nothing can store
     return value
 
 

@@ -50,6 +50,8 @@ from trial_keeper.wire.versions import mismatch_message, versions_agree
 
 log = logging.getLogger(__name__)
 
+_SPARE_STREAMS = 14
+
 
 def token_of(secret: bytes, job_id: str) -> str:
     """What proves that a keeper speaks for a job. Outlives the manager's process, and says nothing about other jobs."""
@@ -113,6 +115,22 @@ class Keepers:
 
     # ---- streams
 
+    @property
+    def most_streams_of_job(self) -> int:
+        """How many streams a job may have open: one for each task, and room for those that a lost link has left behind and for
+        the probes of somebody who looks.
+        """
+        return _SPARE_STREAMS + 2 * self._experiment.completion.tasks
+
+    def check_token(self, job_id: str, token: str) -> None:
+        """See that who speaks for a job may do so, before anything else is heard.
+
+        Raises:
+            TokenWrong: it may not.
+        """
+        if not hmac.compare_digest(token.encode(), self.token(job_id).encode()):
+            raise TokenWrong()
+
     def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession | ProbeSession:
         """Let a keeper in; its Welcome is queued. A probe hears whether it would be, and changes nothing.
 
@@ -120,7 +138,8 @@ class Keepers:
             TokenWrong, VersionRefused, JobUnknown: it may not come in.
             ProtocolBroken: it speaks of trials that are not its own.
         """
-        if not hmac.compare_digest(token.encode(), self.token(job_id).encode()) or hello.job_id != job_id:
+        self.check_token(job_id, token)
+        if hello.job_id != job_id:
             raise TokenWrong()
         if self._check_versions and not versions_agree(__version__, hello.version):
             message = mismatch_message(__version__, hello.version)
@@ -180,7 +199,8 @@ class Keepers:
         """What a keeper says; see `KeeperSession.receive`."""
         match message:
             case Chunk():
-                if not self._own_trial(session, message.key).state.is_final:
+                trial = self._own_trial(session, message.key)
+                if not (trial.state.is_final or trial.has_delivered(message.key)):
                     self.take(message.key, message.stream, message.offset, message.data)
             case TrialStarted():
                 self._own_trial(session, message.key)

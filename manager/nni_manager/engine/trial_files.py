@@ -17,6 +17,7 @@ from trial_keeper.wire.workspace import (
     TrialDocument,
     Workspace,
     exit_from_bytes,
+    read_document,
     replace_file,
 )
 
@@ -84,9 +85,11 @@ def left_behind(workspace: Workspace, trial_id: str) -> list[LeftBehind]:
 
 def _left_of(workspace: Workspace, key: AttemptKey) -> LeftBehind:
     try:
-        return LeftBehind(key, exit_from_bytes(workspace.attempt(key).exit_json.read_bytes()))
+        ended = exit_from_bytes(read_document(workspace.attempt(key).exit_json))
     except (FileNotFoundError, DocumentInvalid):
         return LeftBehind(key, None)
+    # A trial can write there, too: what speaks of another attempt says nothing.
+    return LeftBehind(key, ended if ended.key == key else None)
 
 
 def read_rest(
