@@ -6,7 +6,7 @@ The manager makes a `KeeperSettings` and puts `to_environ()` into the job; the k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 
 from trial_keeper.errors import SettingsInvalid
 from trial_keeper.wire.messages import Stream
@@ -23,7 +23,7 @@ class KeeperSettings:
     job_id: str
     workspace: str
     """The experiment's folder as this container sees it."""
-    token: str
+    token: str = field(repr=False)
     """Proves to the manager that this keeper speaks for `job_id`. A secret: never in a log, never passed on to the trial."""
     trial_id: str | None = None
     """The trial to run; None when the manager gives the job one trial after another."""

@@ -5,15 +5,17 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 from nni_manager import services
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
+from nni_manager.engine.tokens import api_token_of
 from nni_manager.errors import NniManagerError
 from nni_manager.service.servicer import KeeperServer
-from nni_manager.serving import HttpServer, listen
+from nni_manager.serving import HttpServer, is_loopback, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.store import StoreReader
 from nni_manager.tuner.registry import make_tuner
@@ -71,19 +73,44 @@ class _Manager:
         make_service = await asyncio.to_thread(services.make_service, self._config, self._folder)
         address = services.address_for_keepers(self._config)
         keepers_host = services.listens_at(address)
+        certificate = None
+        if not (is_loopback(keepers_host) and is_loopback(self._host)):
+            certificate = self._folder.certificate(_names_here(address, self._host))
+        for_keepers = None if is_loopback(keepers_host) else certificate
+        for_people = None if is_loopback(self._host) else certificate
+        if for_keepers is not None:
+            # Else gRPC writes a line to stderr for every stranger that connects.
+            os.environ["GRPC_VERBOSITY"] = "NONE"
         # Only a look: gRPC opens its port itself, and says less clearly why it cannot.
         listen(keepers_host, self._port + 1, _OTHER_PORTS).close()
         engine = Engine(self._config, self._folder, make_service, make_tuner(self._config))
         server = KeeperServer(engine.keepers)
-        web = HttpServer(Api(engine, self._port, self._end_when_over).app())
+        token = api_token_of(engine.stored.secret)
+        web = HttpServer(
+            Api(engine, self._host, self._port, token, self._end_when_over).app(),
+            None if for_people is None else for_people.path,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._must_end.set)
         try:
             await engine.restore()
-            await server.start(keepers_host, self._port + 1)
-            await engine.start((f"{address}:{self._port + 1}",))
+            await server.start(keepers_host, self._port + 1, for_keepers)
+            await engine.start(
+                (f"{address}:{self._port + 1}",),
+                None if for_keepers is None else for_keepers.certificate_pem,
+            )
             serving = loop.create_task(web.serve(sockets=[listener]))
-            self._folder.write_process(ManagerProcess(os.getpid(), self._host, self._port, __version__))
+            self._folder.write_process(
+                ManagerProcess(
+                    os.getpid(),
+                    self._host,
+                    self._port,
+                    __version__,
+                    token,
+                    None if for_people is None else for_people.sha256,
+                )
+            )
+            self._folder.hold_process()  # until this process ends
             log.info(
                 "experiment %s: manager %s listens on port %d",
                 self._folder.experiment_id,
@@ -114,6 +141,12 @@ class _Manager:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for future in waiting:
             future.cancel()
+
+
+def _names_here(*addresses: str) -> set[str]:
+    """What this machine is called."""
+    names = {*addresses, "localhost", "127.0.0.1", socket.gethostname()} - {"0.0.0.0", "::"}
+    return {name for name in names if name.isascii()}
 
 
 async def _both(first: asyncio.Event, second: asyncio.Event) -> None:

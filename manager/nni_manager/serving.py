@@ -1,20 +1,47 @@
-"""What every HTTP server here is made of: a socket that says why it cannot listen, and uvicorn on the loop of its process."""
+"""What every HTTP server here is made of: a socket that says why it cannot listen, and uvicorn on the loop of its process.
 
+No client costs more than a connection and the largest request: there are so many connections and no more, a request has to come
+in time, and who does not read an answer is let go.
+"""
+
+import asyncio
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
+import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nni_manager.errors import CANNOT_LISTEN, UserMistake
 
 # Other names of a server on loopback mean that some web page made the browser come here (DNS rebinding).
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
+# nnictl and a few browsers need a handful; the rest of the process's files are for trials.
+MOST_CONNECTIONS = 200
+# The request line with its query, and all headers.
+MOST_HEAD_BYTES = 16 * 1024
+# From the first byte of a request to its last one. An honest one takes a second over a bad network.
+REQUEST_WITHIN_S = 15.0
+# Who takes no byte of an answer for so long reads it no more.
+READ_WITHIN_S = 30.0
+# A client that is still sending when the connection closes never sees why. So much of the rest is read, and thrown away.
+_DRAINED_BYTES = 16 * 2**20
+_DRAINED_WITHIN_S = 5.0
 
 
 class PortUnusable(UserMistake):
     """cannot listen on the port; choose another"""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach a server that listens there."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def listen(host: str, port: int, way_out: str) -> socket.socket:
@@ -23,8 +50,10 @@ def listen(host: str, port: int, way_out: str) -> socket.socket:
     Raises:
         PortUnusable: the port is taken; the message ends with `way_out`.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(READ_WITHIN_S * 1000))
     try:
         listener.bind((host, port))
         listener.listen()
@@ -34,13 +63,53 @@ def listen(host: str, port: int, way_out: str) -> socket.socket:
     return listener
 
 
-class HttpServer(uvicorn.Server):
-    """HTTP on this loop; signals are the process's own business."""
+class _Connection(H11Protocol):
+    """Lets go of a client that is one too many, or whose request takes too long to come."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self._deadline = self.loop.call_later(REQUEST_WITHIN_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def data_received(self, data: bytes) -> None:
+        """More of a request."""
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_WITHIN_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class HttpServer(uvicorn.Server):
+    """HTTP on this loop, or HTTPS with the key and certificate of a file; signals are the process's own business."""
+
+    def __init__(self, app: ASGIApp, certificate: Path | None = None) -> None:
         super().__init__(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2
+                app,
+                http=_Connection,
+                h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=2,
+                ssl_certfile=certificate,
             )
         )
 
@@ -48,3 +117,49 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave them alone."""
         yield
+
+
+class Patience:
+    """Answers a client that is still sending at once, reads on for a while, and closes the connection.
+
+    Otherwise the server would read to the end whatever is sent.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        names = {name for name, _ in scope["headers"]}
+        was_read = names.isdisjoint({b"content-length", b"transfer-encoding"})
+        # A client that waits for a word before it sends has not had it, and will not send.
+        waits = b"expect" in names
+
+        async def noticing() -> Message:
+            nonlocal was_read, waits
+            waits = False
+            message = await receive()
+            was_read = was_read or message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if message["type"] == "http.response.start" and not was_read:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            if not is_last or was_read or waits:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(drain(), _DRAINED_WITHIN_S)
+            await send({"type": "http.response.body", "body": b""})
+
+        async def drain() -> None:
+            size = 0
+            while not was_read and size < _DRAINED_BYTES:
+                size += len((await noticing()).get("body", b""))
+
+        await self._app(scope, noticing, sending)

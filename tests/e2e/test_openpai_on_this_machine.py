@@ -403,7 +403,7 @@ def test_the_keepers_token_is_in_nothing_that_the_cluster_shows(home, nnictl):
     experiment_id = created(nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground"))
     name = next(iter(jobs(nnictl)))
     shown = [nnictl("openpai", *words, name).stdout for words in (("export",), ("show", "--json"), ("logs",))]
-    from nni_manager.engine.keepers import token_of
+    from nni_manager.engine.tokens import token_of
     from nni_manager.store.store import StoreReader
 
     with StoreReader(ExperimentFolder(home / "experiments" / experiment_id).database) as reader:

@@ -20,6 +20,7 @@ from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.refusals import TokenWrong
 from nni_manager.engine.probe import ProbeSession
 from nni_manager.service.servicer import KeeperServer
+from nni_manager.store.certificate import Certificate
 from nni_sdk.records import Record
 from trial_keeper import __version__
 from trial_keeper.settings import KeeperSettings, without_settings
@@ -119,6 +120,8 @@ class FakeManager:
         self.workspace = workspace
         self.store = Store()
         self.version = __version__
+        self.certificate: Certificate | None = None
+        """With which it listens, and which manager.json names."""
         self.messages: list[KeeperMessage] = []
         self.hellos = 0
         """Connections asked for, the refused ones included."""
@@ -152,7 +155,8 @@ class FakeManager:
 
     def write_document(self, *addresses: str) -> None:
         """manager.json, with these addresses or its own."""
-        document = ManagerDocument(EXPERIMENT, self.version, addresses or (str(self.address),))
+        pem = None if self.certificate is None else self.certificate.certificate_pem
+        document = ManagerDocument(EXPERIMENT, self.version, addresses or (str(self.address),), pem)
         replace_file(self.workspace.manager_json, document.to_bytes())
 
     def die(self) -> None:
@@ -274,7 +278,7 @@ class FakeManager:
 
     async def _start(self, port: int) -> None:
         self._server = KeeperServer(self)
-        await self._server.start("127.0.0.1", port)
+        await self._server.start("127.0.0.1", port, self.certificate)
 
     async def _stop(self) -> None:
         self._send(None)

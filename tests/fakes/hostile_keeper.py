@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import grpc
 from real_experiment import RealExperiment
 
-from nni_manager.engine.keepers import token_of
+from nni_manager.engine.tokens import token_of
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.convert import CONNECT_METHOD, keeper_messages_to_pb

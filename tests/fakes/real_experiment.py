@@ -20,6 +20,7 @@ from typing import Any
 
 import requests
 
+from nni_manager.cli.client import api_url, session_with
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.engine.engine import Engine
 from nni_manager.service.servicer import KeeperServer
@@ -137,12 +138,22 @@ class RealExperiment:
             time.time(),
         ).close()
 
-    def start(self, port: int | None = None) -> None:
+    def start(self, port: int | None = None, host: str = "127.0.0.1") -> None:
         """Start a manager: the first, or one that resumes."""
         self.port = port or free_port_pair()
         with self.folder.manager_stderr.open("ab") as stderr:
             self.manager = subprocess.Popen(
-                [sys.executable, "-m", "nni_manager", "--folder", self.folder.path, "--port", str(self.port)],
+                [
+                    sys.executable,
+                    "-m",
+                    "nni_manager",
+                    "--folder",
+                    self.folder.path,
+                    "--host",
+                    host,
+                    "--port",
+                    f"{self.port}",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
@@ -164,13 +175,20 @@ class RealExperiment:
 
     def get(self, path: str) -> Any:
         """A GET of the HTTP API."""
-        response = requests.get(f"http://127.0.0.1:{self.port}/api/v1/nni{path}", timeout=10)
+        response = self.ask("GET", path)
         response.raise_for_status()
         return response.json()
 
+    def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
+        """What the HTTP API answers to the experiment's owner; `options` are those of requests."""
+        process = self.folder.process()
+        assert process is not None
+        with session_with(process) as session:
+            return session.request(verb, api_url(process) + path, **{"timeout": 10, **options})
+
     def delete(self, path: str) -> None:
         """A DELETE of the HTTP API."""
-        requests.delete(f"http://127.0.0.1:{self.port}/api/v1/nni{path}", timeout=10).raise_for_status()
+        self.ask("DELETE", path).raise_for_status()
 
     def summary(self) -> dict[str, Any]:
         """The experiment at a glance."""
@@ -209,7 +227,7 @@ class RealExperiment:
         """End every process this experiment started."""
         if self.manager is not None and self.manager.poll() is None:
             with contextlib.suppress(requests.RequestException):
-                requests.delete(f"http://127.0.0.1:{self.port}/api/v1/nni/experiment", timeout=5)
+                self.ask("DELETE", "/experiment", timeout=5)
             try:
                 self.manager.wait(20)
             except subprocess.TimeoutExpired:

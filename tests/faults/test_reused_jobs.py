@@ -98,6 +98,44 @@ def test_a_manager_killed_in_the_middle_finds_its_jobs_again(a_real_experiment):
     assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} <= {"env-0", "env-1"}
 
 
+def test_a_trial_that_was_given_ahead_runs_while_no_manager_is_there(a_real_experiment):
+    experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    following = wait_until(
+        lambda: trial_of(experiment, 1, "RUNNING") and trial_of(experiment, 2, "WAITING"),
+        "the gated trial runs and another one waits for its end",
+    )
+    wait_until(lambda: trial_of(experiment, 2)["jobId"] == "env-0", "it is given to the same job")
+    folder = experiment.folder.workspace.trial(following["id"])
+    wait_until(folder.trial_json.exists, "it is written down for its keeper")
+    experiment.kill_manager()
+    with (experiment.code / "gate").open("w"):
+        pass
+    wait_until(lambda: list(folder.attempts.glob("*/*/exit.json")), "it has run")
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    assert states(experiment) == ["SUCCEEDED"] * 4
+    for trial in experiment.get("/trial-jobs"):
+        assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
+    assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} == {"env-0"}
+
+
+def test_a_trial_that_was_given_ahead_and_is_stopped_is_never_begun(a_real_experiment):
+    experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
+    following = wait_until(lambda: trial_of(experiment, 2, "WAITING"), "another one waits for its end")
+    experiment.delete(f"/trial-jobs/{following['id']}")
+    assert trial_of(experiment, 2)["status"] == "USER_CANCELED"
+    with (experiment.code / "gate").open("w"):
+        pass
+    experiment.wait_for_status("DONE")
+    assert states(experiment) == ["SUCCEEDED", "SUCCEEDED", "SUCCEEDED", "USER_CANCELED"]
+    assert not list(experiment.folder.workspace.trial(following["id"]).attempts.iterdir())
+
+
 def test_a_final_result_whose_row_is_stored_counts_although_the_manager_died_before_its_trial_was(
     a_real_experiment,
 ):

@@ -5,8 +5,8 @@ import pytest
 from real_experiment import wait_until
 
 from nni_manager.domain.refusals import ProtocolBroken
-from nni_manager.engine.keepers import token_of
 from nni_manager.engine.probe import ProbeSession
+from nni_manager.engine.tokens import token_of
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.convert import keeper_message_to_pb, manager_message_from_pb

@@ -17,7 +17,7 @@ from nvml_driver import build_driver
 from real_experiment import wait_until
 
 from nni_manager.domain.refusals import JobUnknown, VersionRefused
-from nni_manager.engine.keepers import token_of
+from nni_manager.engine.tokens import token_of
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
 from trial_keeper.settings import KeeperSettings
@@ -83,13 +83,13 @@ def test_a_healthy_container_is_told_so_in_one_line_per_check(site):
     lines = done.stdout.splitlines()
     assert lines[-1] == "nothing failed"
     assert [line.split()[1] for line in lines[:-1]] == [
-        "settings", "bash", "mount", "write", "space", "clock", "manager", "version", "name", "tcp", "grpc", "gpu",
+        "settings", "bash", "mount", "write", "space", "clock", "manager", "version", "name", "tcp", "tls", "grpc", "gpu",
     ]  # fmt: skip
     assert {line.split()[0] for line in lines[:-1]} <= {"OK", "SKIP", "WARN"}
     assert f"experiment {EXPERIMENT}, job {TRIAL}" in lines[0]
     assert site.settings().token not in done.stdout
     assert " ms" in lines[9]
-    assert f"manager {__version__} at {site.manager.address} lets job {TRIAL} in" in lines[10]
+    assert f"manager {__version__} at {site.manager.address} lets job {TRIAL} in" in lines[11]
 
 
 def test_it_says_hello_as_a_probe_and_leaves_nothing_behind(site, examine):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-import requests
 from real_experiment import wait_until
 
 TRAIN = """
@@ -24,10 +23,6 @@ else:
 WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
 
 
-def url(experiment, path):
-    return f"http://127.0.0.1:{experiment.port}/api/v1/nni{path}"
-
-
 @pytest.fixture
 def done(a_real_experiment):
     experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=4)
@@ -38,7 +33,7 @@ def done(a_real_experiment):
 
 def test_nnis_paths_tell_the_whole_story(done):
     assert done.get("/check-status") == {"status": "DONE", "errors": []}
-    assert requests.get(url(done, "/version"), timeout=5).text.count(".") == 2
+    assert done.ask("GET", "/version").text.count(".") == 2
     assert done.get("/job-statistics") == [
         {"trialJobStatus": "SUCCEEDED", "trialJobNumber": 3},
         {"trialJobStatus": "FAILED", "trialJobNumber": 1},
@@ -88,13 +83,13 @@ def test_wrong_requests_get_one_clear_sentence(done):
         ("GET", "/no-such-path", 404, "cannot"),
         ("PUT", "/experiment", 405, "cannot"),
     ]:
-        response = requests.request(method, url(done, path), timeout=5)
+        response = done.ask(method, path)
         assert (response.status_code, word in response.text) == (status, True), (path, response.text)
     assert done.get("/check-status")["status"] == "DONE"
 
 
 def test_a_web_page_that_borrows_the_address_is_turned_away(done):
-    response = requests.get(url(done, "/experiment"), headers={"Host": "evil.example"}, timeout=5)
+    response = done.ask("GET", "/experiment", headers={"Host": "evil.example"})
     assert response.status_code == 400
 
 
@@ -103,7 +98,7 @@ def test_a_running_trial_can_be_stopped_and_the_experiment_goes_on(a_real_experi
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the first trial reports")
     first = experiment.get("/trial-jobs")[0]["id"]
-    assert requests.delete(url(experiment, f"/trial-jobs/{first}"), timeout=5).status_code == 202
+    assert experiment.ask("DELETE", f"/trial-jobs/{first}").status_code == 202
     wait_until(lambda: len(experiment.get("/trial-jobs")) == 2, "the next trial begins")
     trial = experiment.get(f"/trial-jobs/{first}")
     assert (trial["status"], trial["reason"]) == ("USER_CANCELED", "stopped by user")

@@ -324,6 +324,27 @@ def test_a_manager_whose_folder_was_deleted_is_still_listed_and_can_be_stopped(p
     assert json.loads(nnictl("experiment", "list", "--all", "--json").stdout) == []
 
 
+def test_beyond_this_machine_nnictl_speaks_https_and_nobody_has_to_tell_it_how(place, nnictl):
+    (place / "train.py").write_text(ENDLESS)
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "0.0.0.0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "The API url is: https://127.0.0.1:" in done.stdout
+    assert done.stdout.split("Its certificate is: ")[1].split()[0].count(":") == 31
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    assert line["status"] == "RUNNING"
+    shutil.rmtree(line["logDir"])  # with the certificate
+    stopped = nnictl("stop")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert left_in(place) == []
+
+
+def test_an_address_that_this_machine_has_not_is_refused_before_anything_is_made(place, nnictl):
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "192.0.2.1")
+    assert done.returncode == 1
+    assert "cannot use --host 192.0.2.1: " in done.stderr
+    assert registered(place) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_in_the_foreground_stops_the_experiment(place, nnictl, started, number):
     (place / "train.py").write_text(ENDLESS)

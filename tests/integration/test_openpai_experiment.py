@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from fake_pai import USER, FakePai
 from real_experiment import wait_until
 
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.workspace import Workspace
+from trial_keeper.wire.workspace import ManagerDocument, Workspace
 
 BIN = Path(sys.executable).parent
 TRAIN = """\
@@ -168,6 +169,41 @@ def test_an_experiment_runs_one_job_per_trial_and_leaves_what_other_users_may_re
     assert nnictl("log", "trial", experiment_id, "--trial-id", trials[0]).stdout == output_of(
         workspace, trials[0]
     )
+
+
+def own_address():
+    """An address of this machine that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.254", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no network")
+        return probe.getsockname()[0]
+
+
+def test_keepers_of_other_machines_come_over_tls_and_know_the_manager_by_its_certificate(
+    nnictl, place, server
+):
+    address = own_address()
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={
+            "useAnnotation: false": f"useAnnotation: false\nnniManagerIp: {address}\nlogCollection: http"
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    workspace = workspace_of(place, done)
+    document = ManagerDocument.from_bytes(workspace.manager_json.read_bytes())
+    assert document.certificate is not None
+    assert document.addresses[0].startswith(f"{address}:")
+    folder = place.parent / "experiments" / workspace.root.name
+    key = (folder / "tls.pem").read_text().partition("-----BEGIN CERTIFICATE-----")[0].strip()
+    everything = [path.read_text(errors="replace") for path in workspace.root.rglob("*") if path.is_file()]
+    assert not any(key in text for text in everything)
+    assert stat.S_IMODE((folder / "tls.pem").stat().st_mode) == 0o600
+    # They were heard, and not only read from the storage.
+    assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
+    assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
 def test_reused_jobs_run_many_trials(nnictl, place, server):

@@ -109,6 +109,19 @@ def test_many_who_claim_at_once_get_different_attempts(workspace):
     assert sorted(claimed) == list(range(8))
 
 
+def test_a_link_that_another_user_put_there_is_no_attempt(workspace, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    attempts = workspace.trial("trial1").attempts
+    attempts.mkdir()
+    (attempts / "0").symlink_to(tmp_path / "elsewhere")
+    (attempts / "1").write_text("no folder")
+    (attempts / "2" / "main-0").mkdir(parents=True)
+    key, folder = claim_attempt(workspace, "trial1", "main-0")
+    assert key.attempt == 3
+    assert folder.output.is_dir()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_a_claimed_folder_is_ready_for_the_sdk(workspace):
     key, folder = claim_attempt(workspace, "trial1", "main-0")
     assert folder == workspace.attempt(key)

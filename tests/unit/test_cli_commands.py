@@ -20,7 +20,7 @@ from nni_manager.domain.trial import Trial
 from nni_manager.errors import NniManagerError
 from nni_manager.store import store as store_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.store import Store, TrialRow
+from nni_manager.store.store import Store, TrialRow, log_path
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -309,6 +309,23 @@ def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_
         "trial t1",
         "trial t2",
     ]
+
+
+@pytest.mark.parametrize("where", ["workspace", "collected"])
+def test_a_log_that_a_trial_made_a_link_is_not_followed(nnictl, an_experiment, tmp_path, where):
+    folder = an_experiment("abc11111")
+    store = Store(folder.database, folder.collected_logs)
+    store.commit([TrialRow.of(Trial("t0", 0, {}, {}, 1.0, "t0"))], 1.0)
+    store.close()
+    (tmp_path / "secret").write_text("root:secret")
+    key = AttemptKey("t0", 0, "main-0")
+    workspace = folder.workspace.attempt(key).stream(Stream.STDOUT)
+    path = workspace if where == "workspace" else log_path(folder.collected_logs, key, Stream.STDOUT)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "secret")
+    code, out, err = nnictl("log", "trial", "abc11111", "-T", "t0")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"ERROR: cannot show {path}: the trial has put something else in its place")
 
 
 def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_experiment):

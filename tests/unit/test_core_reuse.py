@@ -125,10 +125,31 @@ def test_a_trial_that_is_told_twice_is_run_once(play: Play) -> None:
     assert play.at(2, RunTrial("first")) == []
 
 
-def test_a_busy_keeper_takes_no_other_trial(play: Play) -> None:
+def test_a_trial_that_is_given_to_a_busy_keeper_begins_when_the_one_before_ends(play: Play) -> None:
     play.runs("first")
     assert play.at(1, RunTrial("second")) == []
-    assert "busy with first/0/main-0" in play.log[-1]
+    assert play.at(1, RunTrial("second")) == []
+    told = play.exits("first")
+    assert [type(effect) for effect in told] == [RecordExit, Send, PrepareTrial]
+    assert told[-1] == PrepareTrial("second")
+    play.at(2, TrialAssigned(key_of("second")))
+    play.at(2, TrialSpawned(key_of("second"), 1002.0))
+    assert play.exits("second", 3)[-1] == IDLE
+
+
+def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> None:
+    play.runs("first")
+    play.at(1, RunTrial("second"))
+    assert play.at(1, StopTrial("second", ExitReason.STOPPED_BY_USER)) == []
+    assert play.exits("first")[-1] == IDLE
+
+
+def test_a_keeper_that_leaves_begins_nothing_that_waits(play: Play) -> None:
+    play.runs("first")
+    play.at(1, RunTrial("second"))
+    play.at(2, SignalReceived(15))
+    assert not any(isinstance(effect, PrepareTrial) for effect in play.exits("first", 3))
+    assert play.closes("first", 4)[-1] == Exit(0)
 
 
 def test_the_job_ends_well_however_its_trials_end(play: Play) -> None:

@@ -21,6 +21,7 @@ CHECKS = [
     "version",
     "name",
     "tcp",
+    "tls",
     "grpc",
     "gpu",
 ]

@@ -49,7 +49,7 @@ def test_keepers_that_are_idle_before_the_trial_is_over_make_the_job_idle_when_i
     jobs.give(job, "t0")
     jobs.note_idle(job, "main-0")
     assert (job.state, jobs.next_idle()) == (JobState.BUSY, None)
-    jobs.free("env-0")
+    jobs.free("env-0", "t0")
     assert jobs.next_idle() is job
 
 
@@ -60,7 +60,7 @@ def test_no_job_is_missing_for_a_trial_whose_job_will_be_idle_soon() -> None:
     jobs.give(job, "t0")
     jobs.queue.append("t1")
     assert jobs.missing == 1
-    jobs.free("env-0")
+    jobs.free("env-0", "t0")
     assert (job.state, jobs.missing) == (JobState.READYING, 0)
 
 
@@ -105,10 +105,18 @@ class AnyJobs(RuleBasedStateMachine):
         assert job is not None
         self.jobs.give(job, self.jobs.queue.popleft())
 
+    @precondition(lambda self: self.jobs.queue and self.jobs.next_with_room() is not None)
+    @rule()
+    def give_ahead(self) -> None:
+        job = self.jobs.next_with_room()
+        assert job is not None
+        self.jobs.give_ahead(job, self.jobs.queue.popleft())
+
     @precondition(lambda self: self.jobs.live)
-    @rule(number=st.integers(0, 5))
-    def free(self, number: int) -> None:
-        self.jobs.free(self.picked(number).job_id)
+    @rule(number=st.integers(0, 5), which=st.integers(0, 1))
+    def free(self, number: int, which: int) -> None:
+        job = self.picked(number)
+        self.jobs.free(job.job_id, (*job.trial_ids, "no trial", "no trial")[which])
 
     @precondition(lambda self: self.jobs.live)
     @rule(number=st.integers(0, 5))
@@ -131,7 +139,11 @@ class AnyJobs(RuleBasedStateMachine):
         idle = {job.job_id for job in live if job.state is JobState.IDLE}
         assert set(self.jobs._idle) == idle
         assert all(len(job.idle_tasks) == 2 for job in live if job.state is JobState.IDLE)
-        assert all(job.trial_id is not None for job in live if job.state is JobState.BUSY)
+        busy = [job for job in live if job.state is JobState.BUSY]
+        assert all(job.trial_id is not None for job in busy)
+        assert set(self.jobs._with_room) == {job.job_id for job in busy if job.next_id is None}
+        assert all(job.trial_id is not None for job in live if job.next_id is not None)
+        assert (self.jobs.busy, self.jobs.staying) == (len(busy), len(busy) + len(free))
 
 
 TestAnyJobs = AnyJobs.TestCase

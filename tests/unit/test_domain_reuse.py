@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import (
@@ -30,6 +30,7 @@ from nni_manager.domain.events import (
     KeeperMatched,
     MetricsStored,
     ParametersSuggested,
+    RecallTrial,
     SubmitJob,
     TakeRest,
     TaskReported,
@@ -105,9 +106,9 @@ class Play:
         self.end(trial_id, well=well)
         self.deliver(trial_id)
 
-    def lose(self, job_id: str, *, is_clean: bool = False, is_untouched: bool = False) -> None:
-        gone = JobGone(job_id, ExitReason.KEEPER_LOST, "its keeper is gone", 30.0, is_clean, is_untouched)
-        self.handle(gone)
+    def lose(self, job_id: str, *untouched: str, is_clean: bool = False) -> None:
+        reason, said = ExitReason.KEEPER_LOST, "its keeper is gone"
+        self.handle(JobGone(job_id, reason, said, 30.0, is_clean, frozenset(untouched)))
 
 
 # ---- one job, many trials
@@ -256,11 +257,11 @@ def test_a_word_that_was_lost_with_the_link_is_said_again() -> None:
 def test_a_trial_that_its_dying_job_never_began_is_given_to_one_more_job_and_then_fails() -> None:
     play = Play()
     play.idle("env-0")
-    play.lose("env-0", is_untouched=True)
+    play.lose("env-0", "t0")
     assert play.trial("t0").state is TrialState.WAITING
     play.idle("env-1")
     assert play.given[-1] == ("env-1", "t0", None)
-    play.lose("env-1", is_untouched=True)
+    play.lose("env-1", "t0")
     assert (play.trial("t0").state, play.trial("t0").reason) == (TrialState.FAILED, ExitReason.KEEPER_LOST)
 
 
@@ -277,6 +278,142 @@ def test_a_word_to_leave_that_was_lost_with_the_link_is_said_again() -> None:
     assert play.dismissed == ["env-0"]
     play.idle()
     assert play.dismissed == ["env-0", "env-0"]
+
+
+# ---- trials that are given ahead
+
+
+@pytest.fixture
+def ahead() -> Play:
+    """One job runs t1 and has t2 to follow."""
+    play = Play(max_trials=6, looks_ahead=True)
+    play.idle()
+    play.run("t0")
+    play.idle()
+    play.start("t1")
+    assert play.given[1:] == [("env-0", "t1", None), ("env-0", "t2", None)]
+    return play
+
+
+def test_nothing_is_asked_for_ahead_of_a_tuner_that_learns_or_of_trials_that_may_be_long() -> None:
+    for play in (Play(looks_ahead=True), Play()):
+        play.idle()
+        play.start("t0")
+        assert list(play.experiment.trials) == ["t0"]
+    play.run("t0")
+    play.idle()
+    assert list(play.experiment.trials) == ["t0", "t1"]
+    long = Play(looks_ahead=True)
+    long.idle()
+    long.start("t0")
+    long.end("t0", at_s=100.0)
+    long.deliver("t0")
+    long.idle()
+    assert list(long.experiment.trials) == ["t0", "t1"]
+
+
+def test_a_trial_that_was_given_ahead_begins_while_the_last_bytes_of_the_one_before_are_on_their_way(
+    ahead: Play,
+) -> None:
+    ahead.end("t1")
+    ahead.start("t2")
+    assert [ahead.trial(name).state.value for name in ("t1", "t2")] == ["CLOSING", "RUNNING"]
+    ahead.deliver("t1")
+    assert ahead.given[-1] == ("env-0", "t3", None)
+    ahead.end("t2")
+    ahead.deliver("t2")
+    assert ahead.submitted == ["env-0"]
+
+
+def test_all_trials_are_given_to_one_job_and_it_is_let_go_after_the_last(ahead: Play) -> None:
+    for name in ("t1", "t2", "t3", "t4", "t5"):
+        ahead.run(name)
+    assert [given[1] for given in ahead.given] == [f"t{number}" for number in range(6)]
+    assert (ahead.experiment.state, ahead.dismissed) == (ExperimentState.DONE, ["env-0"])
+
+
+def test_a_trial_that_ends_before_the_bytes_of_the_one_before_are_here_is_over_all_the_same(
+    ahead: Play,
+) -> None:
+    ahead.end("t1")
+    ahead.run("t2")
+    assert ahead.trial("t2").state is TrialState.SUCCEEDED
+    ahead.deliver("t1")
+    assert ahead.trial("t1").state is TrialState.SUCCEEDED
+    assert ahead.given[3:] == [("env-0", "t3", None), ("env-0", "t4", None)]
+
+
+def test_a_keeper_that_does_not_know_of_its_next_trial_is_told_again(ahead: Play) -> None:
+    ahead.end("t1")
+    ahead.idle()
+    assert ahead.given[-1] == ("env-0", "t2", "main-0")
+    ahead.start("t2")
+    ahead.deliver("t1")
+    ahead.run("t2")
+    assert ahead.given[4:] == [("env-0", "t3", None), ("env-0", "t4", None)]
+
+
+def test_a_trial_that_was_given_ahead_and_is_stopped_is_over_at_once_and_its_keeper_forgets_it(
+    ahead: Play,
+) -> None:
+    ahead.handle(TrialStopAsked("t2", ExitReason.STOPPED_BY_USER, 15.0))
+    assert (ahead.trial("t2").state, ahead.trial("t1").state) == (
+        TrialState.USER_CANCELED,
+        TrialState.RUNNING,
+    )
+    assert [effect.trial.trial_id for effect in ahead.all_of(RecallTrial)] == ["t2"]
+    assert ahead.all_of(CancelTrial) == []
+    late = AttemptKey("t2", 0, "main-0")
+    assert ahead.handle(AttemptStarted(late, 16.0)) == [CloseAttempt(late)], "had it begun in the meantime"
+    assert ahead.given[-1] == ("env-0", "t3", None)
+
+
+def test_a_trial_that_was_given_ahead_goes_to_another_job_when_its_own_is_gone(ahead: Play) -> None:
+    ahead.lose("env-0", "t2")
+    assert [ahead.trial(name).state.value for name in ("t1", "t2")] == ["FAILED", "WAITING"]
+    assert ahead.submitted == ["env-0", "env-1"]
+    ahead.idle("env-1")
+    assert ahead.given[3:] == [("env-1", "t2", None), ("env-1", "t3", None)]
+
+
+def test_both_trials_of_a_job_that_left_return_to_the_queue_in_their_order() -> None:
+    play = Play(max_trials=6, looks_ahead=True)
+    play.idle()
+    play.run("t0")
+    play.idle()
+    play.lose("env-0", is_clean=True)
+    assert list(play.experiment.jobs.queue) == ["t1", "t2"]
+
+
+def test_stopping_the_experiment_ends_what_was_given_ahead(ahead: Play) -> None:
+    ahead.handle(ExperimentStopAsked(16.0))
+    ahead.end("t1", well=False)
+    ahead.deliver("t1")
+    assert ahead.experiment.state is ExperimentState.STOPPED
+    assert ahead.trial("t2").state is TrialState.USER_CANCELED
+
+
+def test_no_job_is_asked_for_to_run_what_was_asked_for_ahead() -> None:
+    play = Play(concurrency=2, max_trials=9, looks_ahead=True)
+    for job_id in ("env-0", "env-1"):
+        play.idle(job_id)
+    play.run("t0")
+    play.idle("env-0")
+    assert play.submitted == ["env-0", "env-1"]
+    assert {job.next_id is None for job in play.experiment.jobs.live.values()} == {False}
+
+
+def test_after_a_restart_a_job_has_both_its_trials(ahead: Play) -> None:
+    after = restored(ahead)
+    after.handle(KeeperMatched("env-0"))
+    after.start("t1")
+    after.end("t1")
+    after.start("t2")
+    after.deliver("t1")
+    after.end("t2")
+    after.deliver("t2")
+    assert [after.trial(name).state for name in ("t1", "t2")] == [TrialState.SUCCEEDED] * 2
+    assert after.submitted == []
 
 
 # ---- keepers that are replaced in a job that lives on
@@ -539,6 +676,10 @@ class AnyReuse(RuleBasedStateMachine):
         super().__init__()
         self.play = Play(concurrency=2, max_trials=6)
 
+    @initialize(looks_ahead=st.booleans())
+    def choose_a_tuner(self, looks_ahead: bool) -> None:
+        self.play.experiment.looks_ahead = looks_ahead
+
     def live_jobs(self) -> list[str]:
         return list(self.play.experiment.jobs.live)
 
@@ -582,15 +723,16 @@ class AnyReuse(RuleBasedStateMachine):
     def a_trial_is_in_one_place(self) -> None:
         experiment = self.play.experiment
         places = list(experiment.jobs.queue)
-        places += [job.trial_id for job in experiment.jobs.live.values() if job.trial_id is not None]
+        places += [trial_id for job in experiment.jobs.live.values() for trial_id in job.trial_ids]
         unfinished = self.trials_where(lambda trial: not trial.state.is_final)
         assert sorted(places) == sorted(unfinished)
 
     @invariant()
     def nothing_waits_beside_an_idle_job(self) -> None:
-        jobs = self.play.experiment.jobs
+        jobs, concurrency = self.play.experiment.jobs, self.play.experiment.limits.concurrency
         assert not (jobs.queue and jobs.next_idle() is not None)
-        assert jobs.missing <= 0
+        assert jobs.missing <= 0 or jobs.staying == concurrency
+        assert jobs.staying <= concurrency
 
     @invariant()
     def no_job_is_kept_for_nothing(self) -> None:

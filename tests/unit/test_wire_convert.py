@@ -8,7 +8,7 @@ from enum import Enum
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trial_keeper.wire import messages as m
@@ -37,6 +37,7 @@ from trial_keeper.wire.workspace import is_safe_name
 UINT32 = 2**32 - 1
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", fullmatch=True)
+VERSIONS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100)
 TIMES = st.floats(0, m.LATEST_S)
 FIGURES = st.floats(allow_nan=False, allow_infinity=False)
 SIZES = st.integers(0, m.LARGEST_SIZE)
@@ -46,7 +47,7 @@ ATTEMPTS = st.builds(m.AttemptOffsets, KEYS, OFFSETS, st.booleans())
 REASONS = st.sampled_from(ExitReason)
 GPUS = st.builds(m.GpuUsage, st.integers(0, UINT32), FIGURES, SIZES)
 KEEPER_MESSAGES = {
-    m.Hello: st.builds(m.Hello, TEXT, NAMES, NAMES, NAMES, st.lists(KEYS).map(tuple), st.booleans()),
+    m.Hello: st.builds(m.Hello, VERSIONS, NAMES, NAMES, NAMES, st.lists(KEYS).map(tuple), st.booleans()),
     m.TrialStarted: st.builds(m.TrialStarted, KEYS, TIMES),
     m.Chunk: st.builds(m.Chunk, KEYS, st.sampled_from(m.Stream), SIZES, st.binary()),
     m.TrialEnded: st.builds(
@@ -57,12 +58,44 @@ KEEPER_MESSAGES = {
 }
 MANAGER_MESSAGES = {
     m.Welcome: st.builds(m.Welcome, TEXT, st.lists(ATTEMPTS).map(tuple)),
-    m.RunTrial: st.builds(m.RunTrial, TEXT),
-    m.StopTrial: st.builds(m.StopTrial, TEXT, REASONS),
+    m.RunTrial: st.builds(m.RunTrial, NAMES),
+    m.StopTrial: st.builds(m.StopTrial, NAMES, REASONS),
     m.Durable: st.builds(m.Durable, ATTEMPTS),
     m.Leave: st.builds(m.Leave, TEXT),
 }
 KEY = pb.AttemptKey(trial_id="abcde", attempt=0, task="worker-0")
+
+
+@pytest.mark.parametrize("text", ["", "..", "../x", "a/b", "a\nb", "a b", "a\0", "x" * 241, "ä"])
+def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(text: str) -> None:
+    right = {"version": "0.6.0", "experiment_id": "exp", "job_id": "job", "task": "main-0"}
+    for name in ("experiment_id", "job_id", "task"):
+        request = pb.ConnectRequest(hello=pb.Hello(**right | {name: text}))
+        with pytest.raises(MessageInvalid, match="can be no id"):
+            keeper_message_from_pb(request)
+    for key in (pb.AttemptKey(trial_id=text, task="main-0"), pb.AttemptKey(trial_id="abcde", task=text)):
+        for request in (
+            pb.ConnectRequest(hello=pb.Hello(**right, attempts=[key])),
+            pb.ConnectRequest(chunk=pb.Chunk(key=key, stream=pb.STREAM_METRICS)),
+            pb.ConnectRequest(trial_started=pb.TrialStarted(key=key)),
+            pb.ConnectRequest(trial_ended=pb.TrialEnded(key=key, reason="succeeded")),
+            pb.ConnectRequest(usage=pb.Usage(key=key)),
+        ):
+            with pytest.raises(MessageInvalid, match="can be no id"):
+                keeper_message_from_pb(request)
+    for response in (
+        pb.ConnectResponse(run_trial=pb.RunTrial(trial_id=text)),
+        pb.ConnectResponse(stop_trial=pb.StopTrial(trial_id=text, reason="stopped by user")),
+    ):
+        with pytest.raises(MessageInvalid, match="can be no id"):
+            manager_message_from_pb(response)
+
+
+@pytest.mark.parametrize("text", ["0.6\n2026-01-01 INFO all is well", "x" * 101, "0.6ü"])
+def test_a_version_that_could_forge_a_line_of_a_log_is_refused(text: str) -> None:
+    hello = pb.Hello(version=text, experiment_id="exp", job_id="job", task="main-0")
+    with pytest.raises(MessageInvalid, match="can be no version"):
+        keeper_message_from_pb(pb.ConnectRequest(hello=hello))
 
 
 @given(st.one_of(list(KEEPER_MESSAGES.values())))
@@ -77,12 +110,14 @@ def test_what_a_manager_says_is_what_the_keeper_hears(message: m.ManagerMessage)
     assert manager_message_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == message
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(list(KEEPER_MESSAGES.values())), min_size=1, max_size=5))
 def test_what_a_keeper_says_in_one_breath_is_heard_in_its_order(messages: list[m.KeeperMessage]) -> None:
     on_the_wire = keeper_messages_to_pb(messages).SerializeToString()
     assert keeper_messages_from_pb(pb.ConnectRequest.FromString(on_the_wire)) == messages
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(list(MANAGER_MESSAGES.values())), min_size=1, max_size=5))
 def test_what_a_manager_says_in_one_breath_is_heard_in_its_order(messages: list[m.ManagerMessage]) -> None:
     on_the_wire = manager_messages_to_pb(messages).SerializeToString()
@@ -173,6 +208,7 @@ def test_no_bytes_make_anything_but_a_message_or_an_invalid_one(content: bytes) 
         manager_messages_from_pb(parsed)
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(list(MANAGER_MESSAGES.values())), min_size=1, max_size=5))
 def test_the_bytes_of_an_answer_are_those_of_its_messages(messages: list[m.ManagerMessage]) -> None:
     assert (
@@ -239,6 +275,7 @@ def storable(value: object) -> bool:
             return all(storable(getattr(value, each.name)) for each in dataclasses.fields(value))
 
 
+@settings(deadline=None)  # the machine may have other work
 @given(st.data())
 def test_whatever_a_keeper_says_can_be_stored_or_is_invalid(data: st.DataObject) -> None:
     content = filled(pb.ConnectRequest(), data).SerializeToString()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from trial_keeper.wire.messages import LARGEST_SIZE, LATEST_S, AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import (
-    MOST_DOCUMENT_BYTES,
     DocumentInvalid,
     ManagerDocument,
     TrialDocument,
@@ -21,14 +20,15 @@ from trial_keeper.wire.workspace import (
     exit_from_bytes,
     exit_to_bytes,
     is_safe_name,
-    read_document,
     replace_file,
 )
 
 WORKSPACE = Workspace(Path("/mnt/exp"))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 TIMES = st.floats(0, LATEST_S)
-MANAGER_DOCUMENTS = st.builds(ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple))
+MANAGER_DOCUMENTS = st.builds(
+    ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple), st.none() | TEXT
+)
 TRIAL_DOCUMENTS = st.builds(
     TrialDocument,
     TEXT,
@@ -235,30 +235,6 @@ def test_an_end_that_cannot_be_stored_is_invalid(field: str, value: object) -> N
     sample = json.loads(SAMPLES["exit.json"]) | {field: value}
     with pytest.raises(DocumentInvalid, match=r"cannot read exit\.json"):
         exit_from_bytes(json.dumps(sample).encode())
-
-
-def test_a_document_larger_than_any_is_read_no_further_and_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "exit.json"
-    path.write_bytes(SAMPLES["exit.json"] + b" " * MOST_DOCUMENT_BYTES)
-    content = read_document(path)
-    assert len(content) == MOST_DOCUMENT_BYTES + 1
-    for reader in READERS.values():
-        with pytest.raises(DocumentInvalid, match="larger"):
-            reader(content)
-
-
-def test_what_is_no_file_is_no_document(tmp_path: Path) -> None:
-    (tmp_path / "real").write_bytes(SAMPLES["exit.json"])
-    assert read_document(tmp_path / "real") == SAMPLES["exit.json"]
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    (tmp_path / "endless").symlink_to("/dev/zero")
-    for name in ("pipe", "folder", "link", "endless"):
-        with pytest.raises(DocumentInvalid, match="no file"):
-            read_document(tmp_path / name)
-    with pytest.raises(FileNotFoundError):
-        read_document(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -4,7 +4,8 @@ Theory of operation. A keeper is given a trial, starts its command at once, and 
 manager can be reached. An end is written to exit.json before it is told, so that it is known even if nobody ever
 listens. A job without reuse is given one trial when it starts. With reuse the keeper says that it is idle, and is given the
 next trial while the last bytes of the one before may still be on their way: attempts that have ended are kept until the
-manager has said that everything about them is recorded.
+manager has said that everything about them is recorded. A trial that is given to a keeper that is busy waits here, and begins the
+moment the one before it is over.
 
 The keeper leaves when there is nothing more for it to do: its one trial is over, or the manager says so, or it was asked by a
 signal, has been idle too long, has run as many trials as it may, or found that a trial could not be cleared away. It ends when
@@ -13,6 +14,7 @@ the manager has everything, or when nothing has gone forward for `linger_s`: the
 All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
 
+from collections import deque
 from dataclasses import replace
 
 from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState
@@ -71,6 +73,8 @@ class Keeper:
         """The attempt whose command has not ended."""
         self.attempts: dict[AttemptKey, Attempt] = {}
         """Those that are not closed, oldest first."""
+        self._queue: deque[str] = deque()
+        """The trials that follow, first come first."""
         self._served = 0
         self._is_leaving = not settings.is_reused
         self._is_dismissed = False
@@ -136,6 +140,9 @@ class Keeper:
             case TrialExited():
                 return self._note_end(self._ended(event), now_s)
             case StopTrial():
+                if event.trial_id in self._queue:
+                    self._queue.remove(event.trial_id)
+                    return []  # who stops a trial that has not begun knows its end already
                 is_ours = self.current is not None and self.current.key.trial_id == event.trial_id
                 return self._stop(event.reason, now_s) if is_ours else []
             case SignalReceived():
@@ -165,16 +172,19 @@ class Keeper:
     # ---- the attempt that runs
 
     def _prepare(self, trial_id: str) -> list[Effect]:
-        if any(key.trial_id == trial_id for key in self.attempts):
+        if trial_id in self._queue or any(key.trial_id == trial_id for key in self.attempts):
             return []  # said again, because the manager could not know that it was heard
-        if self.current is not None or self._is_leaving:
-            # The manager learns of this job's end, or of its being idle, and gives the trial to whoever can run it.
-            return [LogDecision(None, f"trial {trial_id} is not begun: this job is {self._occupation}")]
+        if self._is_leaving:
+            # The manager learns of this job's end, and gives the trial to whoever can run it.
+            return [LogDecision(None, f"trial {trial_id} is not begun: this job is leaving")]
+        if self.current is not None:
+            self._queue.append(trial_id)
+            return []
         return [PrepareTrial(trial_id)]
 
-    @property
-    def _occupation(self) -> str:
-        return "leaving" if self.current is None else f"busy with {self.current.key}"
+    def _begin_next(self) -> list[Effect]:
+        """After a trial's end: the next one, or the word that there is none."""
+        return [PrepareTrial(self._queue.popleft())] if self._queue else self._tell_idle()
 
     def _begin(self, key: AttemptKey) -> list[Effect]:
         attempt = self.current = self.attempts[key] = Attempt(key, self.settings.streams)
@@ -264,7 +274,7 @@ class Keeper:
             effects.append(
                 LogDecision(None, f"leaving after {self._served} trials, as many as a job may run")
             )
-        return effects + self._tell_idle()
+        return effects + self._begin_next()
 
     def _stop(self, reason: ExitReason, now_s: float) -> list[Effect]:
         attempt = self.current
@@ -382,6 +392,7 @@ class Keeper:
     def _start_leaving(self, now_s: float) -> None:
         if not self._is_leaving:
             self._is_leaving = True
+            self._queue.clear()  # the manager gives them to another job
             self._note_progress(now_s)
 
     def _poison(self, why: str, now_s: float) -> list[Effect]:

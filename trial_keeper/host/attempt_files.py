@@ -20,6 +20,7 @@ from trial_keeper.errors import (
     WorkspaceNotWritable,
 )
 from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.own_files import open_inside
 from trial_keeper.wire.workspace import AttemptFolder, DocumentInvalid, TrialDocument, Workspace
 
 # An NFS client may go on saying "no such file" this long after another has made it; twice the 3 s that were measured.
@@ -97,12 +98,14 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
         while True:
             key = AttemptKey(trial_id, number, task)
             folder = workspace.attempt(key)
-            folder.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                folder.path.mkdir()
-                break
-            except FileExistsError:
-                number += 1
+            with contextlib.suppress(FileExistsError):
+                folder.path.parent.mkdir(parents=True)
+            # Others may write there, too: a link of theirs is no place for this attempt.
+            if stat.S_ISDIR(os.lstat(folder.path.parent).st_mode):
+                with contextlib.suppress(FileExistsError):
+                    folder.path.mkdir()
+                    break
+            number += 1
         folder.output.mkdir()
         folder.stream(Stream.METRICS).parent.mkdir()
         for stream in Stream:
@@ -160,11 +163,12 @@ def _as_its_owner(path: Path) -> str:
 class Tail:
     """The growing files of one attempt. Polled: shared storage tells nobody when a file grows.
 
-    A storage that fails for the moment, or a trial that removes its files, looks like a file that does not grow. A file that
-    somebody cut is told apart by its size.
+    A storage that fails for the moment, or a trial that removes its files or puts a link there, looks like a file that does not
+    grow. A file that somebody cut is told apart by its size.
     """
 
     def __init__(self, folder: AttemptFolder, streams: tuple[Stream, ...]) -> None:
+        self._folder = folder.path
         self._paths = {stream: folder.stream(stream) for stream in streams}
         self._descriptors: dict[Stream, int] = {}
         self._sizes = dict.fromkeys(streams, 0)
@@ -212,7 +216,7 @@ class Tail:
     def _descriptor(self, stream: Stream) -> int:
         descriptor = self._descriptors.get(stream)
         if descriptor is None:
-            descriptor = os.open(self._paths[stream], os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_inside(self._folder, self._paths[stream])
             self._descriptors[stream] = descriptor
         return descriptor
 

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from trial_keeper import __version__
@@ -108,10 +109,10 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         document = _read_document(workspace)
     if document is None:
         why = "no manager.json says which manager"
-        yield from (Finding(name, Outcome.SKIP, why) for name in ("version", "name", "tcp", "grpc"))
+        yield from (Finding(name, Outcome.SKIP, why) for name in ("version", "name", "tcp", "tls", "grpc"))
     else:
         yield check_version(document.version, is_asked=values.get("version_check", True) is True)
-        for name, check in _NETWORK_CHECKS:
+        for name, check in _network_checks(document.certificate):
             yield from at_each(name, check, document.addresses, values)
     yield bounded("gpu", check_gpus)
 
@@ -315,6 +316,8 @@ def check_manager_document(workspace: Workspace, values: Mapping[str, SettingVal
     except DocumentInvalid as error:
         return _fail("manager", str(error), remedy)
     found = f"version {document.version} at {' or '.join(document.addresses)}"
+    if document.certificate is not None:
+        found += ", with a certificate"
     wanted = values.get("experiment_id", document.experiment_id)
     if document.experiment_id != wanted:
         return _fail(
@@ -391,7 +394,26 @@ def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
         )
 
 
-def check_service(address: str, values: Mapping[str, SettingValue]) -> Finding:
+def check_tls(certificate: str | None, address: str, _: Mapping[str, SettingValue]) -> Finding:
+    """Whether who listens there has the certificate that manager.json names."""
+    if certificate is None:
+        return Finding("tls", Outcome.SKIP, "manager.json names no certificate: nothing is encrypted")
+    from trial_keeper.host.trust import why_not_trusted
+
+    try:
+        problem = why_not_trusted(address, certificate, LONGEST_STEP_S)
+    except OSError:
+        return Finding("tls", Outcome.SKIP, f"nobody to ask at {address}")
+    if problem is None:
+        return _ok("tls", f"{address} has the certificate that manager.json names")
+    return _fail(
+        "tls",
+        problem,
+        "see what listens there, or stands in between; `nnictl resume` writes manager.json again",
+    )
+
+
+def check_service(certificate: str | None, address: str, values: Mapping[str, SettingValue]) -> Finding:
     """Whether the manager would let this job's keeper in. The session of the keeper that runs is not touched."""
     missing = [name for name in ("experiment_id", "job_id", "token") if name not in values]
     if missing:
@@ -399,12 +421,24 @@ def check_service(address: str, values: Mapping[str, SettingValue]) -> Finding:
     import grpc  # 80 ms that only this check needs
 
     from trial_keeper.host.link import CHANNEL_OPTIONS
+    from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials
     from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 
+    if certificate is not None:
+        found = check_tls(certificate, address, values)
+        if found.outcome is Outcome.FAIL:
+            return replace(found, check="grpc")
     job_id, token = str(values["job_id"]), str(values["token"])
     hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
     began_s = time.monotonic()
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    # Only to whom the certificate is: the token goes along.
+    with (
+        grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        if certificate is None
+        else grpc.secure_channel(
+            address, channel_credentials(certificate), options=[*CHANNEL_OPTIONS, *TLS_OPTIONS]
+        )
+    ) as channel:
         call = KeeperServiceStub(channel).Connect(
             iter([keeper_message_to_pb(hello)]),
             metadata=((JOB_KEY, job_id), (TOKEN_KEY, token)),
@@ -442,16 +476,21 @@ def _refusal(address: str, error: Exception) -> Finding:
     )
 
 
-_NETWORK_CHECKS: tuple[tuple[str, Callable[[str, Mapping[str, SettingValue]], Finding]], ...] = (
-    ("name", check_name),
-    ("tcp", check_tcp),
-    ("grpc", check_service),
-)
+NetworkCheck = Callable[[str, Mapping[str, SettingValue]], Finding]
+
+
+def _network_checks(certificate: str | None) -> tuple[tuple[str, NetworkCheck], ...]:
+    return (
+        ("name", check_name),
+        ("tcp", check_tcp),
+        ("tls", partial(check_tls, certificate)),
+        ("grpc", partial(check_service, certificate)),
+    )
 
 
 def at_each(
     name: str,
-    check: Callable[[str, Mapping[str, SettingValue]], Finding],
+    check: NetworkCheck,
     addresses: Iterable[str],
     values: Mapping[str, SettingValue],
 ) -> list[Finding]:

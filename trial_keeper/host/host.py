@@ -53,6 +53,7 @@ from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, Usage
+from trial_keeper.wire.own_files import open_inside
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
@@ -468,7 +469,7 @@ class Host:
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
         self._stderr.say(line)
         if effect.key is not None and attempt is not None:
-            self._writing(partial(_append, attempt.folder.stream(Stream.KEEPER), line))
+            self._writing(partial(_append, attempt.folder, line))
 
     def _writing(self, write: Callable[[], None]) -> None:
         """A full disk ends no keeper: what cannot be written is still told over the link."""
@@ -478,9 +479,10 @@ class Host:
             self._stderr.say(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
 
 
-def _append(path: os.PathLike[str], line: str) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(line)
+def _append(folder: AttemptFolder, line: str) -> None:
+    path = folder.stream(Stream.KEEPER)
+    with open(open_inside(folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "wb") as file:
+        file.write(line.encode(errors="replace"))
 
 
 def _listed(names: Iterable[str]) -> str:

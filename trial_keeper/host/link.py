@@ -1,4 +1,7 @@
-"""The gRPC stream to the manager: carries messages, knows nothing of trials."""
+"""The gRPC stream to the manager: carries messages, knows nothing of trials.
+
+It is encrypted where manager.json names a certificate, and then opens to the owner of that certificate only.
+"""
 
 import asyncio
 import contextlib
@@ -10,6 +13,7 @@ import grpc
 import grpc.aio
 
 from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
+from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, why_not_trusted
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Welcome
@@ -180,13 +184,15 @@ class ManagerLink:
             return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
         address = document.addresses[self._tries % len(document.addresses)]
         self._tries += 1
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with _channel(address, document.certificate) as channel:
             try:
-                await asyncio.wait_for(_connected(channel, address), CONNECT_TIMEOUT_S)
+                await asyncio.wait_for(_connected(channel, address, document.certificate), CONNECT_TIMEOUT_S)
                 await self._talk(channel, outgoing)
             except (TimeoutError, asyncio.TimeoutError):
                 return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
-            except ConnectionError as error:
+            except ConnectionRefusedError:
+                return LinkLost(f"nobody listens at {address}")
+            except OSError as error:
                 return LinkLost(str(error))
             except grpc.aio.AioRpcError as error:
                 outcome = LinkRefused if error.code() in _REFUSALS else LinkLost
@@ -212,12 +218,25 @@ async def _requests(outgoing: _Outgoing) -> AsyncIterator[pb.ConnectRequest]:
         yield keeper_messages_to_pb([first, *outgoing.take_more(_size_of(first))])
 
 
-async def _connected(channel: grpc.aio.Channel, address: str) -> None:
+def _channel(address: str, certificate: str | None) -> grpc.aio.Channel:
+    if certificate is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(
+        address, channel_credentials(certificate), options=[*CHANNEL_OPTIONS, *TLS_OPTIONS]
+    )
+
+
+async def _connected(channel: grpc.aio.Channel, address: str, certificate: str | None) -> None:
     """Wait until the channel is connected. gRPC would try again by itself; when to do so is the keeper's decision.
 
     Raises:
-        ConnectionError: nobody listens there.
+        ConnectionError: nobody listens there, or somebody else than the manager.
     """
+    if certificate is not None:
+        # gRPC looks at it, too, and says neither that it did nor what it saw.
+        problem = await asyncio.to_thread(why_not_trusted, address, certificate, CONNECT_TIMEOUT_S / 2)
+        if problem is not None:
+            raise ConnectionError(problem)
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             raise ConnectionError(f"nobody listens at {address}")

@@ -32,7 +32,7 @@ class Relay:
     def follow(self, source: Path) -> None:
         """Copy this file from now on; it exists. The one before is copied to its end first, and grows no more."""
         if self._thread.is_alive():
-            self._sources.append(os.open(source, os.O_RDONLY | os.O_CLOEXEC))
+            self._sources.append(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
             self._has_news.set()
 
     def say(self, line: str) -> None:

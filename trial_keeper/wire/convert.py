@@ -19,6 +19,7 @@ MOST_IN_ONE_BREATH = 4096
 MOST_ATTEMPTS_OF_HELLO = 1024
 # Keepers send the last 4 KiB of stderr.
 MOST_CHARACTERS_OF_MESSAGE = 64 * 1024
+# PEP 440 sets no limit; nobody needs so much.
 MOST_CHARACTERS_OF_VERSION = 100
 MOST_GPUS = 1024
 # A value is repeated so that somebody finds it; the answer to a peer, and a line of the log, stay short.
@@ -153,14 +154,12 @@ def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
             )
         case "hello":
             hello = request.hello
-            _check_count("characters of a version", len(hello.version), MOST_CHARACTERS_OF_VERSION)
             _check_count("attempts", len(hello.attempts), MOST_ATTEMPTS_OF_HELLO)
-            _check_names(hello.experiment_id, hello.job_id, hello.task)
             return m.Hello(
-                hello.version,
-                hello.experiment_id,
-                hello.job_id,
-                hello.task,
+                _version_from(hello.version),
+                _id_from(hello.experiment_id),
+                _id_from(hello.job_id),
+                _id_from(hello.task),
                 tuple(_key_from_pb(key) for key in hello.attempts),
                 hello.is_probe,
             )
@@ -251,9 +250,10 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
                 welcome.version, tuple(_attempt_from_pb(attempt) for attempt in welcome.attempts)
             )
         case "run_trial":
-            return m.RunTrial(response.run_trial.trial_id)
+            return m.RunTrial(_id_from(response.run_trial.trial_id))
         case "stop_trial":
-            return m.StopTrial(response.stop_trial.trial_id, _reason_from(response.stop_trial.reason))
+            stop = response.stop_trial
+            return m.StopTrial(_id_from(stop.trial_id), _reason_from(stop.reason))
         case "leave":
             return m.Leave(response.leave.reason)
         case _:
@@ -267,18 +267,23 @@ def _key_to_pb(key: m.AttemptKey) -> pb.AttemptKey:
 
 
 def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
-    _check_names(key.trial_id, key.task)
     if key.attempt >= m.MOST_ATTEMPTS:
         raise MessageInvalid(f"cannot read a message: there is no attempt {key.attempt}")
-    return m.AttemptKey(key.trial_id, key.attempt, key.task)
+    return m.AttemptKey(_id_from(key.trial_id), key.attempt, _id_from(key.task))
 
 
-def _check_names(*names: str) -> None:
-    for name in names:
-        if not is_safe_name(name):
-            raise MessageInvalid(
-                f"cannot read a message: {_shown(name)} can name neither a trial, a job nor a task"
-            )
+def _id_from(text: str) -> str:
+    """An id as it comes from a peer: of an experiment, a job, a task or a trial. It names folders and stands in logs."""
+    if not is_safe_name(text):
+        raise MessageInvalid(f"cannot read a message: {_shown(text)} can be no id")
+    return text
+
+
+def _version_from(text: str) -> str:
+    """As for an id. What it says is for others to judge."""
+    if not (text.isascii() and text.isprintable() and len(text) <= MOST_CHARACTERS_OF_VERSION):
+        raise MessageInvalid(f"cannot read a message: {_shown(text)} can be no version")
+    return text
 
 
 def _check_count(what: str, count: int, most: int) -> None:

@@ -15,11 +15,9 @@
 Manager and keeper see the same tree under different mount points, so a `Workspace` is made from the root as its side sees it.
 """
 
-import errno
 import json
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,6 @@ from trial_keeper.wire.reasons import ExitReason
 # An id names a folder, so it can hold nothing that leads out of one.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
 _ATTEMPT = re.compile(r"0|[1-9][0-9]{0,8}")
-# The largest that anybody writes is an end with the last lines of stderr. Trials can write here, too.
-MOST_DOCUMENT_BYTES = 1024 * 1024
 
 
 class DocumentInvalid(ValueError):
@@ -47,7 +43,12 @@ def is_safe_name(name: str) -> bool:
     return _SAFE_NAME.fullmatch(name) is not None
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
+    """The name.
+
+    Raises:
+        ValueError: it could lead out of the folder that it is to be in.
+    """
     if not is_safe_name(name):
         raise ValueError(
             f"cannot use {name!r} as the name of a folder; use letters, digits, '.', '_' and '-' only"
@@ -152,7 +153,7 @@ class Workspace:
         Raises:
             ValueError: the name could lead out of the workspace.
         """
-        return self.root / _safe(name)
+        return self.root / safe_name(name)
 
     def trial(self, trial_id: str) -> TrialFolder:
         """The folder of a trial.
@@ -160,7 +161,7 @@ class Workspace:
         Raises:
             ValueError: the id could lead out of the workspace.
         """
-        return TrialFolder(self.trials / _safe(trial_id))
+        return TrialFolder(self.trials / safe_name(trial_id))
 
     def attempt(self, key: AttemptKey) -> AttemptFolder:
         """The folder of an attempt.
@@ -168,11 +169,11 @@ class Workspace:
         Raises:
             ValueError: an id could lead out of the workspace.
         """
-        return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / _safe(key.task))
+        return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / safe_name(key.task))
 
     def warm_marker(self, job_id: str) -> str:
         """Instead of an attempt's folder, what marks the processes of a job's warm interpreter. There is no such folder."""
-        return str(self.root / "warm" / _safe(job_id))
+        return str(self.root / "warm" / safe_name(job_id))
 
     def attempts_of(self, trial_id: str) -> list[AttemptKey]:
         """The attempts that have left a folder, oldest first. Whatever else lies there is passed over."""
@@ -192,26 +193,38 @@ class Workspace:
         ]
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path."""
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path.
+
+    `mode` is what the umask leaves of it. A link or pipe that somebody has put where the new file is made is not written to.
+    """
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(temporary, flags, mode), "wb") as file:
+        file.write(content)
     os.replace(temporary, path)
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerDocument:
-    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, the first that answers is used)."""
+    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, the first that answers is used).
+
+    `certificate`: the manager's own, as PEM; keepers then speak TLS, and to nobody who has another. None on loopback.
+    """
 
     experiment_id: str
     version: str
     addresses: tuple[str, ...]
+    certificate: str | None = None
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        return _dump(
-            {"experiment_id": self.experiment_id, "version": self.version, "addresses": list(self.addresses)}
-        )
+        document: dict[str, Any] = {
+            "experiment_id": self.experiment_id,
+            "version": self.version,
+            "addresses": list(self.addresses),
+        }
+        return _dump(document if self.certificate is None else document | {"certificate": self.certificate})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "ManagerDocument":
@@ -225,7 +238,13 @@ class ManagerDocument:
             addresses = tuple(_typed(address, str) for address in _typed(document["addresses"], list))
             if not addresses:
                 raise ValueError("no address")
-            return cls(_typed(document["experiment_id"], str), _typed(document["version"], str), addresses)
+            certificate = document.get("certificate")
+            return cls(
+                _typed(document["experiment_id"], str),
+                _typed(document["version"], str),
+                addresses,
+                None if certificate is None else _typed(certificate, str),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,29 +343,7 @@ def _dump(document: dict[str, Any]) -> bytes:
     return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode()
 
 
-def read_document(path: Path) -> bytes:
-    """The content of a document in the workspace; of one that is larger than any can be, so much that it is none.
-
-    Raises:
-        OSError: it cannot be read.
-        DocumentInvalid: what lies there is no file: a link could lead anywhere, and a pipe never ends.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise DocumentInvalid(f"cannot read {path.name}: it is no file") from error
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise DocumentInvalid(f"cannot read {path.name}: it is no file")
-    with open(descriptor, "rb") as file:
-        return file.read(MOST_DOCUMENT_BYTES + 1)
-
-
 def _load(name: str, content: bytes) -> dict[str, Any]:
-    if len(content) > MOST_DOCUMENT_BYTES:
-        raise DocumentInvalid(f"cannot read {name}: it is larger than {MOST_DOCUMENT_BYTES} bytes")
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:

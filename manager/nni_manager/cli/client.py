@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.store.folders import ManagerProcess
+
+if TYPE_CHECKING:
+    import requests
 
 # The manager answers in milliseconds; a machine under full load gets some patience.
 _ANSWER_WITHIN_S = 10.0
@@ -23,14 +26,9 @@ class ManagerClient:
     """The HTTP API of one manager. Answers are the documents of that API."""
 
     def __init__(self, experiment_id: str, process: ManagerProcess) -> None:
-        # Costs 100 ms, which only the commands that talk to a manager pay.
-        import requests
-
         self.experiment_id = experiment_id
         self.url = api_url(process)
-        self._session = requests.Session()
-        # A proxy of the environment cannot reach this machine's loopback.
-        self._session.trust_env = False
+        self._session = session_with(process)
 
     def summary(self) -> dict[str, Any]:
         """The experiment at a glance.
@@ -68,6 +66,8 @@ class ManagerClient:
         try:
             answer = self._session.request(verb, self.url + path, timeout=_ANSWER_WITHIN_S)
             document = answer.json()
+        except requests.exceptions.SSLError as error:
+            raise self._silent("what answers there has not its certificate") from error
         except requests.ConnectionError as error:
             raise self._silent("nobody listens there") from error
         except requests.Timeout as error:
@@ -88,6 +88,27 @@ class ManagerClient:
         )
 
 
+def session_with(process: ManagerProcess) -> requests.Session:
+    """What lets the owner of the experiment in, and speaks to nobody but its manager."""
+    # Costs 100 ms, which only the commands that talk to a manager pay.
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    session = requests.Session()
+    # A proxy of the environment cannot reach this machine's loopback, and .netrc has another token.
+    session.trust_env = False
+    session.headers["Authorization"] = f"Bearer {process.token}"
+    if process.certificate_sha256 is not None:
+        adapter = HTTPAdapter()
+        # The certificate is known: who signed it, for which address, does not matter.
+        adapter.init_poolmanager(1, 1, assert_fingerprint=process.certificate_sha256)
+        session.mount("https://", adapter)
+        session.verify = False
+    return session
+
+
 def api_url(process: ManagerProcess) -> str:
-    """Where the manager's HTTP API is."""
-    return f"http://{process.host}:{process.port}/api/v1/nni"
+    """Where this machine's programs find the manager's HTTP API."""
+    scheme = "http" if process.certificate_sha256 is None else "https"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(process.host, process.host)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{process.port}/api/v1/nni"

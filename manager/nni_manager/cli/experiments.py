@@ -152,7 +152,8 @@ def _managers_by_folder() -> dict[Path, ManagerProcess]:
             and {"--folder", "--host"} <= options.keys()
             and options.get("--port", "").isdecimal()
         ):
-            found[Path(options["--folder"])] = ManagerProcess(
+            folder = ExperimentFolder(Path(options["--folder"]))
+            found[folder.path] = folder.held_process(process.pid) or ManagerProcess(
                 process.pid, options["--host"], int(options["--port"]), "unknown"
             )
     return found

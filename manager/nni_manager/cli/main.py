@@ -28,6 +28,7 @@ from nni_manager.cli.experiments import (
 from nni_manager.cli.openpai import openpai
 from nni_manager.errors import NniManagerError, UserMistake
 from trial_keeper import __version__
+from trial_keeper.wire.own_files import NotOwnFile, open_inside
 
 if TYPE_CHECKING:
     from trial_keeper.wire.messages import AttemptKey
@@ -138,6 +139,10 @@ def _start_options(command: _Command) -> _Command:
         click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
         click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
         click.option(
+            "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+            help="Where the HTTP API listens. Beyond this machine it speaks HTTPS.",
+        ),
+        click.option(
             "--port", "-p", type=_Port(), default="8080", show_default=True, metavar="N|auto",
             help="Port of the HTTP API; keepers use the next one. auto: the first two that are free.",
         ),
@@ -187,7 +192,7 @@ for _command in openpai_jobs.COMMANDS:
     help="The experiment file.",
 )
 @_start_options
-def create(config_path: Path, port: int | None, debug: bool, foreground: bool) -> int:
+def create(config_path: Path, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Start a new experiment."""
     import dataclasses
     import secrets
@@ -199,7 +204,7 @@ def create(config_path: Path, port: int | None, debug: bool, foreground: bool) -
     if debug:
         config = dataclasses.replace(config, debug=True, version_check=False)
     place = preflight.check_platform(config)
-    ports = _ports(port)
+    ports = _ports(port, host)
     for expansion in config.expansions:
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
     for warning in place.warnings:
@@ -212,14 +217,14 @@ def create(config_path: Path, port: int | None, debug: bool, foreground: bool) -
         size = size_of(config.code_dir, config.pai.storage, config.secret_files)
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     output.info("Starting restful server...")
-    known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug)
+    known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug, host)
     return _after_start(known, foreground)
 
 
 @cli.command(epilog=_example("nnictl resume GvTf2bVe", "nnictl resume GvTf2bVe --foreground"))
 @click.argument("experiment_id", metavar="ID")
 @_start_options
-def resume(experiment_id: str, port: int | None, debug: bool, foreground: bool) -> int:
+def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Go on with an experiment whose manager does not run."""
     from nni_manager.cli import manager_process
 
@@ -230,17 +235,17 @@ def resume(experiment_id: str, port: int | None, debug: bool, foreground: bool) 
             f"cannot resume experiment {name}: it runs on port {known.manager.port}; "
             f"watch it with `nnictl top {name}`, or stop it first with `nnictl stop {name}`"
         )
-    ports = _ports(port)
+    ports = _ports(port, host)
     output.info("Starting restful server...")
-    return _after_start(manager_process.start_manager(known.folder, ports, debug), foreground)
+    return _after_start(manager_process.start_manager(known.folder, ports, debug, host), foreground)
 
 
-def _ports(port: int | None) -> Iterable[int]:
+def _ports(port: int | None, host: str) -> Iterable[int]:
     from nni_manager.cli import preflight
 
     if port is None:
-        return preflight.free_ports()
-    preflight.check_ports(port)
+        return preflight.free_ports(host)
+    preflight.check_ports(port, host)
     return [port]
 
 
@@ -264,6 +269,8 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
     output.plain(output.RULE)
     output.plain(f"The experiment id is {known.experiment_id}")
     output.plain(f"The API url is: {api_url(known.manager)}")
+    if known.manager.certificate_sha256 is not None:
+        output.plain(f"Its certificate is: {known.manager.certificate_sha256}")
     output.plain(output.RULE)
     if foreground:
         return
@@ -633,8 +640,15 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
     if path_only:
         output.plain(str(path))
         return
-    with path.open("rb") as file:
-        shutil.copyfileobj(file, sys.stdout.buffer)
+    roots = (known.folder.collected_logs, known.folder.workspace.root)
+    root = next(root for root in roots if path.is_relative_to(root))
+    try:
+        with open(open_inside(root, path), "rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    except NotOwnFile as error:
+        raise UserMistake(
+            f"cannot show {path}: the trial has put something else in its place ({error.strerror}); look at it with care"
+        ) from error
 
 
 def _trial_log(known: KnownExperiment, trial_id: str, word: str) -> Path | None:
@@ -649,7 +663,7 @@ def _trial_log(known: KnownExperiment, trial_id: str, word: str) -> Path | None:
         keys += [AttemptKey(trial_id, int(attempt.name), task.name) for task in attempt.iterdir()]
     for key in sorted(set(keys), key=lambda key: (-key.attempt, key.task)):
         there = [log_path(collected, key, stream), workspace.attempt(key).stream(stream)]
-        files = [path for path in there if path.is_file()]
+        files = [path for path in there if path.is_file() or path.is_symlink()]
         if files:
-            return max(files, key=lambda path: path.stat().st_size)
+            return max(files, key=lambda path: path.lstat().st_size)
     return None

@@ -42,7 +42,7 @@ class ManagerStuck(TryAgain):
 
 
 def create_experiment(
-    config: ExperimentConfig, secret: bytes, ports: Iterable[int], debug: bool
+    config: ExperimentConfig, secret: bytes, ports: Iterable[int], debug: bool, host: str = HOST
 ) -> KnownExperiment:
     """A new experiment with a manager that is ready, on the first of `ports` that works.
 
@@ -75,7 +75,7 @@ def create_experiment(
             raise UserMistake(
                 f"cannot make {error.filename or folder.path}: {error.strerror}; choose another logDir, or mend its disk"
             ) from error
-        return start_manager(folder, ports, debug, is_new=True)
+        return start_manager(folder, ports, debug, host, is_new=True)
     except BaseException:
         folder.remove()
         Registry.of_user().remove(folder.experiment_id)
@@ -86,7 +86,7 @@ def create_experiment(
 
 
 def start_manager(
-    folder: ExperimentFolder, ports: Iterable[int], debug: bool, *, is_new: bool = False
+    folder: ExperimentFolder, ports: Iterable[int], debug: bool, host: str = HOST, *, is_new: bool = False
 ) -> KnownExperiment:
     """The experiment with a manager that is ready, on the first of `ports` that nobody else takes meanwhile.
 
@@ -98,23 +98,23 @@ def start_manager(
     failure: ManagerFailed | None = None
     for port in ports:
         try:
-            return _start_on(folder, port, debug, is_new)
+            return _start_on(folder, host, port, debug, is_new)
         except ManagerFailed as error:
             failure = error
             # Whoever was quicker may have let go of it again.
-            if CANNOT_LISTEN not in str(error) and ports_are_free(port):
+            if CANNOT_LISTEN not in str(error) and ports_are_free(port, host):
                 raise
     raise failure or ManagerFailed()
 
 
-def _start_on(folder: ExperimentFolder, port: int, debug: bool, is_new: bool) -> KnownExperiment:
+def _start_on(folder: ExperimentFolder, host: str, port: int, debug: bool, is_new: bool) -> KnownExperiment:
     stderr_before = folder.manager_stderr.stat().st_size if folder.manager_stderr.exists() else 0
     child: subprocess.Popen[bytes] | None = None
     try:
         with folder.manager_stdout.open("ab") as stdout, folder.manager_stderr.open("ab") as stderr:
             child = subprocess.Popen(
                 [sys.executable, "-m", "nni_manager", "--folder", str(folder.path)]
-                + ["--host", HOST, "--port", str(port)]
+                + ["--host", host, "--port", str(port)]
                 + (["--debug"] if debug else []),
                 # Python looks for modules where it is started: not among the user's files.
                 cwd=folder.path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import socket
@@ -39,14 +40,14 @@ class CommandMissing(UserMistake):
     """cannot find the trial's command; mend trial.command"""
 
 
-def check_ports(port: int) -> None:
-    """See that manager and keepers can listen on `port` and the next one.
+def check_ports(port: int, host: str = HOST) -> None:
+    """See that the manager can listen on `port` of `host`, and keepers find it on the next one.
 
     Raises:
         PortTaken: one of them cannot be used; the message says who has it, if that is one of our experiments.
     """
     for each in (port, port + 1):
-        problem = _port_problem(each)
+        problem = _port_problem(each, host if each == port else HOST)
         if problem is None:
             continue
         for known in running_experiments():
@@ -61,34 +62,38 @@ def check_ports(port: int) -> None:
         )
 
 
-def free_ports() -> Iterator[int]:
+def free_ports(host: str = HOST) -> Iterator[int]:
     """Ports that are free now, and the next one with each: 8080, 8082, … Another program may still be quicker.
 
     Raises:
         PortTaken: after the last one.
     """
     for port in range(DEFAULT_PORT, HIGHEST_PORT, 2):
-        if ports_are_free(port):
+        if ports_are_free(port, host):
             yield port
     raise PortTaken(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
 
 
-def ports_are_free(port: int) -> bool:
+def ports_are_free(port: int, host: str = HOST) -> bool:
     """Whether `port` and the next one can be used now."""
-    return _port_problem(port) is None and _port_problem(port + 1) is None
+    return _port_problem(port, host) is None and _port_problem(port + 1, HOST) is None
 
 
-def _port_problem(port: int) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+def _port_problem(port: int, host: str) -> str | None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As the manager does: connections that are just closing do not keep it from listening.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
             probe.listen(1)
         except PermissionError:
             return "only root may use ports below 1024"
-        except OSError:
-            return "another program uses it"
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return "another program uses it"
+            raise UserMistake(
+                f"cannot use --host {host}: {error.strerror}; write an address of this machine, or 0.0.0.0 for all it has"
+            ) from error
     return None
 
 

@@ -109,7 +109,7 @@ class AttemptLost:
 class JobGone:
     """The job does not exist any more, and the workspace has told all it knows.
 
-    `reason` and `message` are for a trial that goes with it. `is_clean`: the job ended by itself, as one does that has been idle
+    `reason` and `message` are for trials that go with it. `is_clean`: the job ended by itself, as one does that has been idle
     for too long.
     """
 
@@ -118,8 +118,8 @@ class JobGone:
     message: str
     at_s: float
     is_clean: bool = False
-    is_untouched: bool = False
-    """Whether no keeper of it has begun the trial that it had been given."""
+    untouched: frozenset[str] = frozenset()
+    """Those of the trials it had been given that no keeper of it has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +263,17 @@ class CancelTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class RecallTrial:
+    """Tell the keeper of a job to forget a trial that it was given ahead, and that is over before it began.
+
+    A keeper that does not hear it begins the trial and is told to close it.
+    """
+
+    trial: Trial
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True)
 class CloseAttempt:
     """Tell the keeper that nothing about the attempt needs to be sent again, once the trial is stored."""
 
@@ -299,6 +310,7 @@ Effect = (
     | GiveTrial
     | DismissJob
     | CancelTrial
+    | RecallTrial
     | CloseAttempt
     | TakeRest
     | ForgetTrial

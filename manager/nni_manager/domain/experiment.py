@@ -6,6 +6,9 @@ is free when the trial has its final state, which is when every byte it wrote is
 tuner ends the asking, not the trials; the experiment is DONE when the last of them is final. Nothing here looks at all
 trials, so the ten-thousandth costs what the tenth did.
 
+With reuse and a tuner that does not learn, trials that are short are asked for ahead: each busy job gets one more, which its
+keeper begins by itself, so that no trial waits for a word from here.
+
 Times named `now_s` are monotonic; those inside events and trials are seconds since the epoch.
 """
 
@@ -39,6 +42,7 @@ from nni_manager.domain.events import (
     KeeperMatched,
     MetricsStored,
     ParametersSuggested,
+    RecallTrial,
     SaveExperiment,
     SaveJob,
     SaveTrial,
@@ -63,6 +67,9 @@ from trial_keeper.wire.reasons import ExitReason
 # What a person sees at a glance. Kept as the trials end, so that a look costs the same at any number of them.
 TOP_TRIALS = 10
 LATEST_FAILURES = 3
+
+# Trials that last longer gain nothing by being asked for ahead, and one that is would wait as long for its turn.
+_SHORT_TRIAL_S = 60.0
 
 STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
 _KEEPER_RESTARTED = "its keeper was started anew while the trial was being stopped"
@@ -164,6 +171,8 @@ class Experiment:
     maximize: bool
     reuses_jobs: bool = False
     completion: Completion = field(default_factory=Completion)
+    looks_ahead: bool = False
+    """Whether parameters may be asked for before earlier results are known: the tuner does not learn from them."""
     state: ExperimentState = ExperimentState.INITIALIZED
     error: str = ""
     active_s: float = 0.0
@@ -182,6 +191,7 @@ class Experiment:
     _asked: int = 0
     _next_sequence_id: int = 0
     _live: int = 0
+    _trials_are_short: bool = False
     _finished: bool = False
 
     # ---- what others may look at
@@ -225,7 +235,8 @@ class Experiment:
             self.jobs.add(job)
         for trial in self.trials.values():
             if not trial.state.is_final and (given := self.jobs.live.get(trial.job_id)) is not None:
-                self.jobs.give(given, trial.trial_id)
+                give = self.jobs.give if given.trial_id is None else self.jobs.give_ahead
+                give(given, trial.trial_id)
         if not self.reuses_jobs:
             for job in self.jobs.spare:  # its trial is over: nothing is left for it to do
                 self.jobs.dismiss(job)
@@ -449,10 +460,10 @@ class Experiment:
             return []
         if job.state is JobState.LEAVING:
             return [DismissJob(job)]  # the word was lost with a link
-        trial = self._trial_of(job)
-        if trial is not None and event.task not in trial.ends and event.task not in trial.undelivered:
-            # It never heard of the trial: the word was lost with a link or a manager.
-            return [GiveTrial(job, trial, event.task)]
+        for trial in self._trials_of(job):
+            if event.task not in trial.ends and event.task not in trial.undelivered:
+                # It never heard of the trial: the word was lost with a link or a manager, or is on its way.
+                return [GiveTrial(job, trial, event.task)]
         self.jobs.note_idle(job, event.task)
         return []
 
@@ -462,42 +473,58 @@ class Experiment:
             return []
         self.silence.broken(event.job_id)
         effects: list[Effect] = [SaveJob(job, is_over=True)]
-        trial = self._trial_of(job)
-        if trial is None:
-            is_a_bad_sign = not (job.was_heard or job.state is JobState.LEAVING)
-            if is_a_bad_sign and self.jobs.queue:
-                # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
-                trial = self.trials[self.jobs.queue.popleft()]
-                effects += self._lose(trial, event.reason, event.message, event.at_s, now_s)
-            return effects
-        may_return = event.is_clean or (event.is_untouched and not trial.was_returned)
+        trials = self._trials_of(job)
+        is_a_bad_sign = not (job.was_heard or job.state is JobState.LEAVING)
+        if not trials and is_a_bad_sign and self.jobs.queue:
+            # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
+            trial = self.trials[self.jobs.queue.popleft()]
+            return effects + self._lose(trial, event.reason, event.message, event.at_s, now_s)
+        for trial in reversed(trials):  # so that those that return to the queue keep their order
+            effects += self._lose_job(trial, event, now_s)
+        return effects
+
+    def _lose_job(self, trial: Trial, event: JobGone, now_s: float) -> list[Effect]:
+        is_untouched = trial.trial_id in event.untouched
+        may_return = event.is_clean or (is_untouched and not trial.was_returned)
         if self.reuses_jobs and may_return and trial.state is TrialState.WAITING:
             # It left, having been idle for long enough, or died while the trial was on its way to it. A trial that two jobs died
             # of is not given to a third.
             trial.was_returned = not event.is_clean
             trial.job_id = ""
             self.jobs.queue.appendleft(trial.trial_id)
-            return [*effects, SaveTrial(trial)]
+            return [SaveTrial(trial)]
         if trial.ended is not None and not trial.undelivered & trial.ends.keys():
             # Those that have told no end never will, and the end that counts is known.
-            return [*effects, *self._close(trial, now_s), ForgetTrial(trial)]
-        return effects + self._lose(trial, event.reason, event.message, event.at_s, now_s)
+            return [*self._close(trial, now_s), ForgetTrial(trial)]
+        return self._lose(trial, event.reason, event.message, event.at_s, now_s)
 
-    def _trial_of(self, job: Job) -> Trial | None:
-        """The trial that the job still has to finish."""
-        trial = None if job.trial_id is None else self.trials[job.trial_id]
-        return None if trial is None or trial.state.is_final else trial
+    def _trials_of(self, job: Job) -> list[Trial]:
+        """The trials that the job still has to finish, in order."""
+        trials = [self.trials[trial_id] for trial_id in job.trial_ids]
+        return [trial for trial in trials if not trial.state.is_final]
 
-    def _dispatch(self) -> list[Effect]:
-        """Give what waits to who is idle, and ask for as many jobs as are missing."""
+    def _give(self) -> list[Effect]:
+        """Give what waits to who is idle, and what is asked for ahead to who is busy."""
         effects: list[Effect] = []
         jobs = self.jobs
         while jobs.queue and (job := jobs.next_idle()) is not None:
-            trial = self.trials[jobs.queue.popleft()]
-            trial.job_id = job.job_id
-            jobs.give(job, trial.trial_id)
-            effects += [SaveTrial(trial), GiveTrial(job, trial)]
-        for _ in range(jobs.missing):
+            jobs.give(job, jobs.queue[0])
+            effects += self._give_first(job)
+        while self._asks_ahead and jobs.missing > 0 and (job := jobs.next_with_room()) is not None:
+            jobs.give_ahead(job, jobs.queue[0])
+            effects += self._give_first(job)
+        return effects
+
+    def _give_first(self, job: Job) -> list[Effect]:
+        trial = self.trials[self.jobs.queue.popleft()]
+        trial.job_id = job.job_id
+        return [SaveTrial(trial), GiveTrial(job, trial)]
+
+    def _fit_jobs(self) -> list[Effect]:
+        """Ask for as many jobs as are missing, or let those go that are not needed any more."""
+        effects: list[Effect] = []
+        jobs = self.jobs
+        for _ in range(min(jobs.missing, self.limits.concurrency - jobs.staying)):
             job = jobs.add(Job(jobs.new_id()))
             effects += [SaveJob(job), SubmitJob(job)]
         will_more_come = self.state in (ExperimentState.INITIALIZED, ExperimentState.RUNNING) or self._asked
@@ -514,7 +541,9 @@ class Experiment:
         self._live -= 1
         self._note_outcome(trial)
         if self.reuses_jobs:
-            self.jobs.free(trial.job_id)
+            self.jobs.free(trial.job_id, trial.trial_id)
+            if trial.started_at_s is not None and trial.ended_at_s is not None:
+                self._trials_are_short = trial.ended_at_s - trial.started_at_s < _SHORT_TRIAL_S
         elif (job := self.jobs.live.get(trial.job_id)) is not None:
             self.silence.broken(job.job_id)
             self.jobs.dismiss(job)  # its keeper ends by itself
@@ -550,6 +579,10 @@ class Experiment:
         if not trial.job_id:
             self.jobs.queue.remove(trial_id)
             return self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+        job = self.jobs.live.get(trial.job_id)
+        if job is not None and job.next_id == trial_id and trial.started_at_s is None:
+            lost = self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+            return [*lost, RecallTrial(trial, reason)]
         return [SaveTrial(trial), CancelTrial(trial, reason)]
 
     def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
@@ -565,6 +598,10 @@ class Experiment:
     # ---- after every event
 
     @property
+    def _asks_ahead(self) -> bool:
+        return self.looks_ahead and self._trials_are_short and self.reuses_jobs and self.jobs.tasks == 1
+
+    @property
     def _wants_trials(self) -> bool:
         return self.state in (
             ExperimentState.RUNNING,
@@ -573,7 +610,7 @@ class Experiment:
         )
 
     def _go_on(self, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
+        effects = self._give()
         if self.state is ExperimentState.RUNNING:
             out_of_time = (
                 self.limits.max_duration_s is not None
@@ -587,12 +624,13 @@ class Experiment:
             if out_of_time or (left is not None and left <= 0 and not self._asked):
                 effects += self._move(ExperimentEvent.LIMIT_REACHED, now_s)
             else:
-                free = self.limits.concurrency - self._live - self._asked
+                ahead = self.jobs.busy if self._asks_ahead else 0
+                free = self.limits.concurrency + ahead - self._live - self._asked
                 for _ in range(free if left is None else min(free, left)):
                     self._asked += 1
                     effects.append(AskTuner(self._next_sequence_id))
                     self._next_sequence_id += 1
-        effects += self._dispatch()
+        effects += self._fit_jobs()
         if self._live == 0 and self._asked == 0:
             if (self.state, ExperimentEvent.ALL_ENDED) in NEXT:
                 effects += self._move(ExperimentEvent.ALL_ENDED, now_s)

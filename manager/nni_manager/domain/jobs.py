@@ -1,8 +1,9 @@
 """The jobs of an experiment: which of them can be given a trial, and how many more are needed.
 
 A job without reuse is made for one trial and leaves after it. A reused job is made for whichever trial waits longest: once all
-its keepers are idle it is given one, and so on, until it leaves. Nothing here looks at all jobs, so a thousand of them cost an
-event what ten did.
+its keepers are idle it is given one, and so on, until it leaves. It may be given the next one ahead, while it is busy: its
+keeper then begins that without a word from here. Nothing here looks at all jobs, so a thousand of them cost an event what
+ten did.
 """
 
 from collections import Counter, deque
@@ -54,8 +55,15 @@ class Job:
     job_id: str
     state: JobState = JobState.READYING
     trial_id: str | None = None
+    next_id: str | None = None
+    """The trial that follows; its keeper may run it already while the last bytes of the one before are on their way."""
     was_heard: bool = False
     idle_tasks: set[str] = field(default_factory=set)
+
+    @property
+    def trial_ids(self) -> tuple[str, ...]:
+        """All that it was given and that is not over, in order."""
+        return tuple(trial_id for trial_id in (self.trial_id, self.next_id) if trial_id is not None)
 
 
 @dataclass(slots=True)
@@ -70,6 +78,8 @@ class Jobs:
     queue: deque[str] = field(default_factory=deque)
     """Trials without a job, in the order in which they are given one."""
     _idle: dict[str, None] = field(default_factory=dict)
+    _with_room: dict[str, None] = field(default_factory=dict)
+    """Busy jobs that may be given a trial ahead."""
     _counts: Counter[JobState] = field(default_factory=Counter)
     _made: int = 0
 
@@ -101,13 +111,26 @@ class Jobs:
         job.idle_tasks.add(task)
         self._note_all_idle(job)
 
-    def free(self, job_id: str) -> None:
-        """The trial of the job is over. A job that has ended is no matter."""
+    def give_ahead(self, job: Job, trial_id: str) -> None:
+        """A busy job runs this trial after the one it has."""
+        job.next_id = trial_id
+        job.idle_tasks.clear()
+        self._with_room.pop(job.job_id)
+
+    def free(self, job_id: str, trial_id: str) -> None:
+        """A trial of the job is over. A job that has ended is no matter."""
         job = self.live.get(job_id)
-        if job is not None and job.trial_id is not None:
-            job.trial_id = None
+        if job is None or trial_id not in job.trial_ids:
+            return
+        if trial_id == job.trial_id:
+            job.trial_id, job.next_id = job.next_id, None
+        else:
+            job.next_id = None
+        if job.trial_id is None:
             self._move(job, JobEvent.TRIAL_OVER)
             self._note_all_idle(job)
+        elif job.state is JobState.BUSY:
+            self._with_room[job_id] = None
 
     def dismiss(self, job: Job) -> None:
         """The job gets no other trial."""
@@ -119,11 +142,26 @@ class Jobs:
         if job is not None:
             self._counts[job.state] -= 1
             self._idle.pop(job_id, None)
+            self._with_room.pop(job_id, None)
         return job
 
     def next_idle(self) -> Job | None:
         """The job that has been idle longest."""
         return self.live[next(iter(self._idle))] if self._idle else None
+
+    def next_with_room(self) -> Job | None:
+        """The busy job that has had nothing to follow its trial for longest."""
+        return self.live[next(iter(self._with_room))] if self._with_room else None
+
+    @property
+    def busy(self) -> int:
+        """How many jobs have a trial."""
+        return self._counts[JobState.BUSY]
+
+    @property
+    def staying(self) -> int:
+        """How many jobs have a trial, or will be given one."""
+        return self.busy + self._counts[JobState.READYING] + self._counts[JobState.IDLE]
 
     @property
     def missing(self) -> int:
@@ -149,3 +187,7 @@ class Jobs:
             self._idle.pop(job.job_id, None)
         else:
             self._idle.setdefault(job.job_id)
+        if job.state is not JobState.BUSY:
+            self._with_room.pop(job.job_id, None)
+        elif job.next_id is None:
+            self._with_room.setdefault(job.job_id)

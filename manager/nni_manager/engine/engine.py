@@ -30,6 +30,7 @@ from nni_manager.domain.events import (
     JobGone,
     JobSubmitted,
     ParametersSuggested,
+    RecallTrial,
     SaveExperiment,
     SaveJob,
     SaveTrial,
@@ -117,6 +118,7 @@ class Engine:
         self._service = make_service(self._note_job_ended)
         self.experiment.completion = self._service.completion
         self.experiment.jobs.tasks = self._service.completion.tasks
+        self.experiment.looks_ahead = not tuner.learns
         self._tuner = tuner
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._events: deque[Event] = deque()
@@ -125,6 +127,8 @@ class Engine:
         self._code_snapshot: str | None = None
         self._submitting: dict[str, asyncio.Task[None]] = {}
         """Jobs that do not exist yet, and the work to make them; that work may be cancelled."""
+        self._giving: dict[str, asyncio.Task[None]] = {}
+        """For each job the last word to its keepers that was or is to be given: they run trials in the order of these."""
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._logged: dict[str, TrialState] = {}
@@ -162,8 +166,10 @@ class Engine:
                 if all(durable.get(stream, 0) >= size for stream, size in left.ended.final_sizes.items()):
                     trial.undelivered.discard(left.key.task)
 
-    async def start(self, addresses: tuple[str, ...]) -> None:
+    async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
         """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on.
+
+        `certificate`: the one that is listened with there, as PEM; None: without encryption.
 
         Raises:
             CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
@@ -180,7 +186,7 @@ class Engine:
                 )
             self._code_snapshot = snapshot.name
         self.experiment.silence.addresses = addresses
-        document = ManagerDocument(self.experiment.experiment_id, __version__, addresses)
+        document = ManagerDocument(self.experiment.experiment_id, __version__, addresses, certificate)
         write_experiment(self.folder.workspace, document, self._service.run_script)
         jobs_of_before = list(self.experiment.jobs.live.values())
         self.finished.clear()
@@ -274,11 +280,15 @@ class Engine:
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():
-                self._spawn(self._give(effect.job, effect.trial, effect.task))
+                job_id = effect.job.job_id
+                give = self._give(effect.job, effect.trial, effect.task, self._giving.get(job_id))
+                self._giving[job_id] = self._spawn(give)
             case CancelTrial():
                 is_heard = self.keepers.stop(effect.trial, effect.reason)
                 if not (is_heard and self.experiment.reuses_jobs):
                     self._spawn(self._stop_job(effect.trial.job_id))
+            case RecallTrial():
+                self.keepers.stop(effect.trial, effect.reason)
             case DismissJob():
                 if not self.keepers.leave(effect.job.job_id, "there are no more trials"):
                     self._spawn(self._stop_job(effect.job.job_id))
@@ -406,6 +416,9 @@ class Engine:
     def _trial_of(self, job: Job) -> Trial | None:
         return None if job.trial_id is None else self.experiment.trials[job.trial_id]
 
+    def _trials_of(self, job: Job) -> list[Trial]:
+        return [self.experiment.trials[trial_id] for trial_id in job.trial_ids]
+
     async def _submit_once(self, job: Job) -> None:
         if self._last_save is not None:
             await asyncio.shield(self._last_save)  # a job nobody remembers must not exist
@@ -437,8 +450,12 @@ class Engine:
             self._code_snapshot,
         )
 
-    async def _give(self, job: Job, trial: Trial, task: str | None) -> None:
+    async def _give(
+        self, job: Job, trial: Trial, task: str | None, before: "asyncio.Task[None] | None"
+    ) -> None:
         saved, delay_s = self._last_save, _FIRST_RESUBMIT_S
+        if before is not None:
+            await asyncio.wait({before})
         while _runs_in(job, trial):
             try:
                 await self._write_trial(job, trial)
@@ -481,16 +498,16 @@ class Engine:
 
     def _note_job_ended(self, ended: JobEnded) -> None:
         job = self.experiment.jobs.live.get(ended.job_id)
+        self._giving.pop(ended.job_id, None)
         if job is not None:
             self._spawn(self._recover(job, ended))
 
     async def _take_over(self, job: Job) -> None:
         presence = await self._service.adopt(job.job_id)
         trial = self._trial_of(job)
-        is_untouched = (
-            trial is not None
-            and trial.state is TrialState.WAITING
-            and not left_behind(self.folder.workspace, trial.trial_id)
+        is_untouched = all(
+            each.state is TrialState.WAITING and not left_behind(self.folder.workspace, each.trial_id)
+            for each in self._trials_of(job)
         )
         log.info("job %s is %s", job.job_id, presence.value)
         if presence is JobPresence.RUNNING:
@@ -498,11 +515,11 @@ class Engine:
                 await self._stop_job(job.job_id)
             elif not job.was_heard:
                 self.post(JobSubmitted(job.job_id))
-        elif self.experiment.reuses_jobs and (trial is None or is_untouched):
+        elif self.experiment.reuses_jobs and is_untouched:
             self._note_gone(
                 job.job_id, ExitReason.JOB_LOST, "it ended while no manager was there", is_clean=True
             )
-        elif presence is JobPresence.UNKNOWN and is_untouched:
+        elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
             self._perform(SubmitJob(job))
         else:
             unknown = "its job is not known to the training service any more"
@@ -519,11 +536,12 @@ class Engine:
         reason = ended.reason
         if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
             how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
-        trial, is_untouched = self._trial_of(job), False
-        if trial is not None and not trial.state.is_final:
+        untouched: set[str] = set()
+        for trial in [each for each in self._trials_of(job) if not each.state.is_final]:
             await self._service.end_leftovers(job.job_id, trial.trial_id)
             left = await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id)
-            is_untouched = not left
+            if not left:
+                untouched.add(trial.trial_id)
             for each in left:
                 self.post(
                     AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
@@ -546,7 +564,7 @@ class Engine:
                 message,
                 time.time(),
                 is_clean=ended.exit_code == 0,
-                is_untouched=is_untouched,
+                untouched=frozenset(untouched),
             )
         )
 
@@ -605,7 +623,7 @@ class Engine:
 
 def _runs_in(job: Job, trial: Trial) -> bool:
     """Whether the job is still to run the trial, or runs it: a job that is gone has it no more."""
-    return job.trial_id == trial.trial_id and trial.job_id == job.job_id and not trial.state.is_final
+    return trial.trial_id in job.trial_ids and trial.job_id == job.job_id and not trial.state.is_final
 
 
 def _past(trial: Trial) -> PastTrial:

@@ -1,8 +1,6 @@
 """The keepers that are connected, and the bytes they bring."""
 
 import asyncio
-import hashlib
-import hmac
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
@@ -25,6 +23,7 @@ from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, 
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.probe import ProbeSession
+from nni_manager.engine.tokens import is_token, token_of
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.messages import (
@@ -51,11 +50,6 @@ from trial_keeper.wire.versions import mismatch_message, versions_agree
 log = logging.getLogger(__name__)
 
 _SPARE_STREAMS = 14
-
-
-def token_of(secret: bytes, job_id: str) -> str:
-    """What proves that a keeper speaks for a job. Outlives the manager's process, and says nothing about other jobs."""
-    return hmac.new(secret, job_id.encode(), hashlib.sha256).hexdigest()
 
 
 class KeeperSession:
@@ -128,7 +122,7 @@ class Keepers:
         Raises:
             TokenWrong: it may not.
         """
-        if not hmac.compare_digest(token.encode(), self.token(job_id).encode()):
+        if not is_token(token.encode(), self.token(job_id)):
             raise TokenWrong()
 
     def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession | ProbeSession:
@@ -178,12 +172,10 @@ class Keepers:
         return session
 
     def _look_for_missing(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
-        trial_id = self._experiment.jobs.live[session.job_id].trial_id
-        trial = None if trial_id is None else self._experiment.trials[trial_id]
-        attempt = None if trial is None else trial.attempt_of(session.task)
-        if trial is not None and attempt is not None:
-            key = AttemptKey(trial.trial_id, attempt, session.task)
-            if key not in attempts:
+        for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:
+            attempt = self._experiment.trials[trial_id].attempt_of(session.task)
+            key = None if attempt is None else AttemptKey(trial_id, attempt, session.task)
+            if key is not None and key not in attempts:
                 self._post(AttemptMissing(key))
 
     def forget(self, session: KeeperSession) -> None:

@@ -11,17 +11,19 @@ from nni_manager.domain.trial import Trial
 from nni_manager.store.folders import OPEN_TO_ALL
 from nni_manager.training_services.base import Placement
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.own_files import NotOwnFile, open_inside
 from trial_keeper.wire.workspace import (
     DocumentInvalid,
     ManagerDocument,
     TrialDocument,
     Workspace,
     exit_from_bytes,
-    read_document,
     replace_file,
 )
 
 _READ_BYTES = 256 * 1024
+# A message of 4 KiB and a few numbers, with room.
+_LONGEST_EXIT_BYTES = 64 * 1024
 # Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
 STORAGE_LAG_S = 6.0
 
@@ -85,10 +87,11 @@ def left_behind(workspace: Workspace, trial_id: str) -> list[LeftBehind]:
 
 def _left_of(workspace: Workspace, key: AttemptKey) -> LeftBehind:
     try:
-        ended = exit_from_bytes(read_document(workspace.attempt(key).exit_json))
-    except (FileNotFoundError, DocumentInvalid):
+        with open(open_inside(workspace.root, workspace.attempt(key).exit_json), "rb") as file:
+            ended = exit_from_bytes(file.read(_LONGEST_EXIT_BYTES))
+    except (FileNotFoundError, NotOwnFile, DocumentInvalid):
         return LeftBehind(key, None)
-    # A trial can write there, too: what speaks of another attempt says nothing.
+    # One that speaks of another attempt is none of this one's.
     return LeftBehind(key, ended if ended.key == key else None)
 
 
@@ -101,10 +104,10 @@ def read_rest(
     """
     gives_up_at_s = time.monotonic() + STORAGE_LAG_S
     try:
-        file = workspace.attempt(key).stream(stream).open("rb")
-    except FileNotFoundError:
-        return
-    with file:
+        descriptor = open_inside(workspace.root, workspace.attempt(key).stream(stream))
+    except (FileNotFoundError, NotOwnFile):
+        return  # the sizes that the keeper told, if it did, say that something is missing
+    with open(descriptor, "rb") as file:
         file.seek(offset)
         while size is None or offset < size:
             data = file.read(_READ_BYTES if size is None else min(_READ_BYTES, size - offset))

@@ -23,7 +23,7 @@ from nni_manager.errors import NniManagerError
 from nni_manager.local_openpai import answers, errors
 from nni_manager.local_openpai.access_log import AccessLog
 from nni_manager.local_openpai.accounts import Accounts, Caller
-from nni_manager.local_openpai.bodies import BodyTooLarge, Patience, fields_of, job_text_of, text_in
+from nni_manager.local_openpai.bodies import BodyTooLarge, fields_of, job_text_of, text_in
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.states import ExecutionType
 from nni_manager.local_openpai.entrance import Entrance
@@ -31,6 +31,7 @@ from nni_manager.local_openpai.jobs import EventType
 from nni_manager.local_openpai.listing import Listing
 from nni_manager.local_openpai.log_links import LogLinks, LogPlace
 from nni_manager.local_openpai.refusals import Refused, no_job
+from nni_manager.serving import Patience
 
 # The release whose API this is, for clients that look.
 API_VERSION = "v1.8.1"

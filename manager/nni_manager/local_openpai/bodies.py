@@ -5,24 +5,17 @@ Source: microsoft/pai v1.8.1 for the size (the default of its body-parser) and f
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import re
 from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nni_manager.errors import UserMistake
 from nni_manager.local_openpai.refusals import Refused
 
 MOST_BODY_BYTES = 100 * 1024
-
-# A client that is still sending when the connection closes never sees why. So much of the rest is read, and thrown away.
-_DRAINED_BYTES = 16 * 2**20
-_DRAINED_WITHIN_S = 5.0
 
 
 class BodyTooLarge(UserMistake):
@@ -96,49 +89,3 @@ def text_in(fields: dict[str, Any], name: str) -> str:
     if not isinstance(value, str) or (not value.isascii() and re.search("[\ud800-\udfff]", value)):
         raise Refused("InvalidParametersError", f"cannot do without {name}: add it to the body, as text")
     return value
-
-
-class Patience:
-    """Answers a client that is still sending at once, reads on for a while, and closes the connection.
-
-    Otherwise the server would read to the end whatever is sent.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        names = {name for name, _ in scope["headers"]}
-        was_read = names.isdisjoint({b"content-length", b"transfer-encoding"})
-        # A client that waits for a word before it sends has not had it, and will not send.
-        waits = b"expect" in names
-
-        async def noticing() -> Message:
-            nonlocal was_read, waits
-            waits = False
-            message = await receive()
-            was_read = was_read or message["type"] != "http.request" or not message.get("more_body", False)
-            return message
-
-        async def sending(message: Message) -> None:
-            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if message["type"] == "http.response.start" and not was_read:
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            if not is_last or was_read or waits:
-                await send(message)
-                return
-            await send({**message, "more_body": True})
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(drain(), _DRAINED_WITHIN_S)
-            await send({"type": "http.response.body", "body": b""})
-
-        async def drain() -> None:
-            size = 0
-            while not was_read and size < _DRAINED_BYTES:
-                size += len((await noticing()).get("body", b""))
-
-        await self._app(scope, noticing, sending)

@@ -26,6 +26,7 @@ from nni_manager.domain.refusals import (
     VersionRefused,
 )
 from nni_manager.errors import CANNOT_LISTEN, UserMistake
+from nni_manager.store.certificate import Certificate
 from trial_keeper.wire.convert import (
     CONNECT_METHOD,
     MessageInvalid,
@@ -267,14 +268,18 @@ class KeeperServer:
             (grpc.method_handlers_generic_handler(service, {CONNECT_METHOD.name: handler}),)
         )
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen.
+    async def start(self, host: str, port: int, certificate: Certificate | None = None) -> None:
+        """Listen; with a certificate for TLS only.
 
         Raises:
             UserMistake: it cannot.
         """
         try:
-            self._server.add_insecure_port(f"{host}:{port}")
+            if certificate is None:
+                self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                pair = (certificate.key_pem, certificate.certificate_pem.encode())
+                self._server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:
             raise UserMistake(
                 f"{CANNOT_LISTEN} for keepers on {host}:{port}: {error}; choose another pair of ports with --port N"

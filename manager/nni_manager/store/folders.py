@@ -4,11 +4,12 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nni_manager.errors import UserMistake
+from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
 from trial_keeper.wire.workspace import Workspace, replace_file
 
@@ -36,6 +37,10 @@ class ManagerProcess:
     host: str
     port: int
     version: str
+    token: str = field(default="", repr=False)
+    """What its HTTP API asks for. Empty where only a command line is known of it."""
+    certificate_sha256: str | None = None
+    """The fingerprint of the certificate with which it speaks HTTPS; None: HTTP, on loopback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,14 @@ class ExperimentFolder:
         """What the local training service remembers of its jobs."""
         return self.path / "jobs"
 
+    def certificate(self, names: Iterable[str]) -> Certificate:
+        """The manager's own, made when it is asked for the first time; `names`: see `Certificate.of`.
+
+        Raises:
+            OSError: it can be neither read nor made.
+        """
+        return Certificate.of(self.path / "tls.pem", names)
+
     @property
     def workspace(self) -> Workspace:
         """What manager and keepers share, as the manager sees it."""
@@ -137,8 +150,21 @@ class ExperimentFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def write_process(self, process: ManagerProcess) -> None:
-        """Let others know who owns the experiment now."""
-        replace_file(self._process_json, json.dumps(asdict(process)).encode())
+        """Let this user's programs know who owns the experiment now, and how to speak to it."""
+        replace_file(self._process_json, json.dumps(asdict(process)).encode(), 0o600)
+
+    def hold_process(self) -> int:
+        """A descriptor of what was written. While it is open, `held_process` finds it, also when the folder is deleted."""
+        return os.open(self._process_json, os.O_RDONLY | os.O_CLOEXEC)
+
+    def held_process(self, pid: int) -> ManagerProcess | None:
+        """What the manager of this process id holds open; None: nothing, or nobody can tell."""
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError, ValueError, TypeError):  # closed meanwhile
+                    if Path(os.readlink(entry).removesuffix(" (deleted)")).name == self._process_json.name:
+                        return ManagerProcess(**json.loads(entry.read_bytes()))
+        return None
 
     def process(self) -> ManagerProcess | None:
         """Who owns the experiment, or did so last; None before the first manager was ready, or when nobody can tell."""

@@ -20,6 +20,7 @@ from nni_manager.domain.usage import PeakUsage, gpus_from_json, gpus_to_json
 from nni_manager.errors import Bug, TryAgain, UserMistake
 from trial_keeper.wire.messages import AttemptKey, Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import safe_name
 
 # Counts up with every change to schema.sql; migrations.sql has the way from the number before.
 SCHEMA_VERSION = 3
@@ -373,8 +374,12 @@ def _write_all_at(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def log_path(logs: Path, key: AttemptKey, stream: Stream) -> Path:
-    """Where the manager keeps what it collected of a log."""
-    return logs / key.trial_id / str(key.attempt) / key.task / stream.value
+    """Where the manager keeps what it collected of a log.
+
+    Raises:
+        ValueError: an id could lead out of there.
+    """
+    return logs / safe_name(key.trial_id) / str(key.attempt) / safe_name(key.task) / stream.value
 
 
 class StoreReader:

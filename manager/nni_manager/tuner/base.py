@@ -40,6 +40,9 @@ class PastTrial:
 class Tuner(ABC):
     """Proposes parameters and learns from results. Used from one thread only; does no I/O."""
 
+    learns: bool = True
+    """Whether what it proposes depends on results. If not, it may be asked before they are known."""
+
     @abstractmethod
     def ask(self, trial_key: int) -> Suggestion | None:
         """Parameters for the trial of this key; None when the space is exhausted and asking again is no use.

@@ -154,7 +154,9 @@ def tpe(space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> Op
 
 def random(space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> OptunaTuner:
     """Independent draws, whatever the results."""
-    return OptunaTuner(space, optimize_mode, seed, lambda seed, _: optuna.samplers.RandomSampler(seed=seed))
+    tuner = OptunaTuner(space, optimize_mode, seed, lambda seed, _: optuna.samplers.RandomSampler(seed=seed))
+    tuner.learns = False
+    return tuner
 
 
 class _Sampling:

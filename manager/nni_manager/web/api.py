@@ -9,7 +9,6 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -18,8 +17,9 @@ from nni_manager.domain.trial import Trial
 from nni_manager.engine import views
 from nni_manager.engine.engine import Engine
 from nni_manager.errors import UserMistake
-from nni_manager.serving import OWN_NAMES
+from nni_manager.serving import Patience
 from nni_manager.store.store import MetricRow, StoreReader
+from nni_manager.web.gate import Gate
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
@@ -47,11 +47,16 @@ def _finite(value: Any) -> Any:
 
 
 class Api:
-    """The routes over one engine. `end` makes the manager's process end once the experiment is over."""
+    """The routes over one engine. `end` makes the manager's process end once the experiment is over.
 
-    def __init__(self, engine: Engine, port: int, end: Callable[[], None]) -> None:
+    `host` and `port`: where the server listens. `token`: what lets somebody in.
+    """
+
+    def __init__(self, engine: Engine, host: str, port: int, token: str, end: Callable[[], None]) -> None:
         self._engine = engine
+        self._host = host
         self._port = port
+        self._token = token
         self._end = end
 
     def app(self) -> Starlette:
@@ -76,7 +81,7 @@ class Api:
         ]
         return Starlette(
             routes=[Mount(API_ROOT, routes=routes)],
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=OWN_NAMES, www_redirect=False)],
+            middleware=[Middleware(Patience), Middleware(Gate, token=self._token, host=self._host)],
             exception_handlers={HTTPException: _refuse, UserMistake: _refuse_mistake},
         )
 

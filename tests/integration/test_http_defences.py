@@ -1,0 +1,295 @@
+"""The HTTP API's gate and its server, in front of an application that would let anybody do anything."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import requests
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from nni_manager import serving
+from nni_manager.cli.client import ManagerClient, ManagerSilent, session_with
+from nni_manager.serving import HttpServer, Patience, is_loopback, listen
+from nni_manager.store.certificate import Certificate
+from nni_manager.store.folders import ManagerProcess
+from nni_manager.web.gate import MOST_BODY_BYTES, Gate
+
+pytestmark = pytest.mark.timeout(60)
+TOKEN = "the-right-token"
+
+
+class Guarded:
+    """A server of our own kind, in a thread; `done` counts what came through."""
+
+    def __init__(self, host="127.0.0.1", certificate=None, answer=b"done"):
+        self.done = 0
+        self._answer = answer
+        app = Starlette(
+            routes=[Route("/{path:path}", self._do, methods=["GET", "DELETE", "PUT"])],
+            middleware=[Middleware(Patience), Middleware(Gate, token=TOKEN, host=host)],
+        )
+        listener = listen(host, 0, "")
+        self.port = listener.getsockname()[1]
+        self._server = HttpServer(app, None if certificate is None else certificate.path)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve(sockets=[listener])))
+        self._thread.start()
+
+    async def _do(self, _) -> Response:
+        self.done += 1
+        return PlainTextResponse(self._answer)
+
+    def ask(self, verb="GET", path="/summary", token=TOKEN, **options) -> requests.Response:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers |= options.pop("headers", {})
+        with requests.Session() as session:
+            session.trust_env = False
+            url = f"http://127.0.0.1:{self.port}{path}"
+            return session.request(verb, url, headers=headers, timeout=20, **options)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def close(self):
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def a_server():
+    servers = []
+
+    def make(*arguments, **options):
+        servers.append(Guarded(*arguments, **options))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def server(a_server):
+    return a_server()
+
+
+def is_let_go(connection: socket.socket) -> bool:
+    """Wait until the server closes the connection, whatever it says before."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(65536):
+            pass
+    return True
+
+
+# ---- who
+
+
+def test_who_has_the_token_is_let_in(server):
+    assert server.ask().text == "done"
+    assert server.ask("DELETE").status_code == 200
+    assert server.ask(token=None, headers={"Authorization": f"bearer {TOKEN}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer ü"],
+)
+@pytest.mark.parametrize("verb", ["GET", "DELETE"])
+def test_who_has_not_is_told_where_it_is_and_does_nothing(server, verb, header):
+    headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+    answer = server.ask(verb, token=None, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert answer.json()["error"].startswith("cannot let you in")
+    assert "manager-process.json" in answer.json()["error"]
+    assert TOKEN not in answer.text
+    assert server.done == 0
+
+
+def test_a_token_in_the_address_lets_nobody_in(server):
+    """Addresses are logged, by browsers and by whoever stands in between."""
+    assert server.ask(path=f"/summary?token={TOKEN}&access_token={TOKEN}", token=None).status_code == 401
+
+
+# ---- web pages that make a browser ask
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "", "127.0.0.2",
+             "[::1]evil", "evil.example@127.0.0.1"]
+)  # fmt: skip
+def test_a_name_that_is_not_this_managers_is_refused(server, host):
+    answer = server.ask("DELETE", headers={"Host": host})
+    assert (answer.status_code, server.done) == (400, 0)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]", "[::1]:8080"])
+def test_the_names_of_loopback_are_its_own(server, host):
+    assert server.ask(headers={"Host": host}).status_code == 200
+
+
+def test_two_names_at_once_are_refused(server):
+    with server.connect() as connection:
+        connection.sendall(
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nAuthorization: Bearer the-right-token\r\n\r\n"
+        )
+        assert b" 400 " in connection.recv(65536).split(b"\r\n")[0]
+    assert server.done == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "https://127.0.0.1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize("verb", ["GET", "DELETE"])
+def test_what_another_web_page_asks_for_is_refused_even_with_the_token(server, verb, headers):
+    answer = server.ask(verb, headers=headers)
+    assert (answer.status_code, server.done) == (403, 0)
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_the_managers_own_page_may_ask(server):
+    own = {"Origin": f"http://127.0.0.1:{server.port}", "Sec-Fetch-Site": "same-origin"}
+    assert server.ask("DELETE", headers=own).status_code == 200
+
+
+# ---- beyond loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("192.0.2.7", False), ("some.host", False)],
+)  # fmt: skip
+def test_loopback_is_known(host, expected):
+    assert is_loopback(host) is expected
+
+
+def test_beyond_loopback_addresses_and_the_machines_own_name_are_right_and_others_wrong(a_server):
+    server = a_server("0.0.0.0")
+    for host in ("192.0.2.7", "192.0.2.7:8080", "[2001:db8::1]:80", socket.gethostname(), "localhost"):
+        assert server.ask(headers={"Host": host}).status_code == 200, host
+    assert server.ask(headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_nnictl_speaks_https_to_the_owner_of_the_certificate_and_to_nobody_else(a_server, tmp_path):
+    own = Certificate.of(tmp_path / "own.pem", [])
+    other = Certificate.of(tmp_path / "other.pem", ["127.0.0.1"])
+    server = a_server("0.0.0.0", own)
+    process = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, own.sha256)
+    with session_with(process) as session:
+        assert session.get(f"https://127.0.0.1:{server.port}/", timeout=20).text == "done"
+    wrong = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, other.sha256)
+    with pytest.raises(ManagerSilent, match="what answers there has not its certificate"):
+        ManagerClient("TESTEXPT", wrong).get("/summary")
+    with pytest.raises(requests.ConnectionError):
+        server.ask()  # HTTP
+    assert server.done == 1
+    assert TOKEN not in repr(process)
+
+
+# ---- how much, and how long
+
+
+def test_bodies_are_bounded(server):
+    assert server.ask("PUT", data=b"x" * MOST_BODY_BYTES).status_code == 200
+    assert server.ask("PUT", data=b"x" * (MOST_BODY_BYTES + 1)).status_code == 413
+    assert server.ask("PUT", data=iter([b"x"])).status_code == 411
+    assert server.done == 1
+
+
+@pytest.mark.parametrize("request_", [{"path": "/?" + "x" * 20_000}, {"headers": {"X": "x" * 20_000}}])
+def test_addresses_and_headers_are_bounded(server, request_):
+    with contextlib.suppress(requests.ConnectionError):  # it was still sending
+        assert server.ask(**request_).status_code in (400, 431)  # by how much of it comes at once
+    assert server.done == 0
+
+
+def test_a_client_that_goes_on_sending_one_header_after_another_is_let_go(server):
+    with server.connect() as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        for number in range(100_000):
+            connection.sendall(b"X-%d: x\r\n" % number)
+        raise AssertionError("all of it was taken")
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: localh",
+        b"PUT / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\nContent-Length: 10\r\n\r\nx",
+    ],
+)
+def test_a_request_that_does_not_end_is_let_go(server, monkeypatch, beginning):
+    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.3)
+    with server.connect() as connection:
+        connection.sendall(beginning)
+        assert is_let_go(connection)
+
+
+def test_a_second_request_that_does_not_end_is_let_go_as_well(server, monkeypatch):
+    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.5)
+    whole = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
+    with server.connect() as connection:
+        connection.sendall(whole)
+        assert b"200" in connection.recv(65536)
+        began_s = time.monotonic()
+        connection.sendall(whole[:20])
+        assert is_let_go(connection)
+        assert time.monotonic() - began_s < 30
+
+
+def test_a_slow_answer_is_waited_for(server, monkeypatch):
+    """The time is for the request alone."""
+    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.3)
+    never = asyncio.Event
+
+    async def slow(_):
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(never().wait(), 1.0)
+        return PlainTextResponse("late")
+
+    monkeypatch.setattr(server, "_do", slow)
+    assert server.ask().status_code == 200
+
+
+def test_who_does_not_read_an_answer_is_let_go(a_server, monkeypatch):
+    monkeypatch.setattr(serving, "READ_WITHIN_S", 1.0)
+    server = a_server(answer=b"x" * 100_000_000)
+    with server.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
+        )
+        connection.recv(1)
+        gives_up_at_s = time.monotonic() + 40
+        while server._server.server_state.connections:
+            assert time.monotonic() < gives_up_at_s, "the server still holds its answer"
+            threading.Event().wait(0.05)
+
+
+def test_more_connections_than_there_is_room_for_are_closed_and_the_others_stay(server, monkeypatch):
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 5)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(server.connect()) for _ in range(5)]
+        for connection in connections:
+            connection.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(20):
+            assert is_let_go(stack.enter_context(server.connect()))
+        for connection in connections:
+            connection.sendall(b"Host: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n")
+            assert b"200" in connection.recv(65536)

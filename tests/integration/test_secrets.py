@@ -1,0 +1,122 @@
+"""A whole experiment, and where its secrets are to be found: where their owner alone may look."""
+
+import json
+import stat
+
+import psutil
+import pytest
+import requests
+from real_experiment import wait_until
+
+from nni_manager.engine.tokens import api_token_of, token_of
+from nni_manager.store.store import StoreReader
+from trial_keeper.wire.messages import Stream
+
+TRAIN = """
+import os, time
+import nni_sdk as nni
+nni.get_next_parameter()
+print(dict(os.environ))
+nni.report_intermediate_result(1)
+time.sleep(600)
+"""
+GOES_ON = ("RUNNING", "NO_MORE_TRIAL")
+PATHS = [
+    "/version", "/check-status", "/summary", "/experiment", "/experiment-metadata", "/job-statistics", "/trial-jobs",
+    "/metric-data", "/metric-data-latest", "/metric-data-range/0/9", "/export-data",
+]  # fmt: skip
+
+
+@pytest.fixture
+def running(a_real_experiment):
+    experiment = a_real_experiment(TRAIN, trialConcurrency=1, maxTrialNum=1, logCollection="http", debug=True)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 1, "the trial reports")
+    return experiment
+
+
+def secrets_of(experiment):
+    with StoreReader(experiment.folder.database) as reader:
+        secret = reader.experiment().secret
+        jobs = [job.job_id for job in reader.jobs()[0]]
+    assert jobs
+    tokens = {token_of(secret, job) for job in jobs}
+    return tokens | {api_token_of(secret), secret.hex()}
+
+
+def test_secrets_are_where_only_their_owner_looks(running):
+    secrets = secrets_of(running)
+    assert len(secrets) == 3
+
+    def holds_one(text):
+        return any(secret in text for secret in secrets)
+
+    trial_id = running.get("/trial-jobs")[0]["id"]
+    for path in [
+        *PATHS,
+        f"/trial-jobs/{trial_id}",
+        f"/trial-jobs/{trial_id}/usage",
+        f"/metric-data/{trial_id}",
+    ]:
+        answer = running.ask("GET", path)
+        assert answer.status_code == 200, path
+        assert not holds_one(answer.text + str(answer.headers)), path
+
+    assert b"NNI_SYS_DIR" in running.stream(trial_id, Stream.STDOUT).read_bytes()
+    holders = {
+        path.relative_to(running.folder.path).as_posix()
+        for path in running.folder.path.rglob("*")
+        if path.is_file() and holds_one(path.read_bytes().decode("latin-1"))
+    }
+    assert holders == {"manager-process.json"}  # the database has the secret itself, as bytes
+    private = ["", "manager-process.json", "db/experiment.sqlite", "owner.lock"]
+    for path in private:
+        mode = stat.S_IMODE((running.folder.path / path).stat().st_mode)
+        assert mode == (0o600 if path else 0o700), path
+
+    # What `ps` shows to everybody; and the environment of the trial, which is its code's.
+    trial = None
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            assert not holds_one(" ".join(words))
+            if words[-1:] == ["train.py"] and process.environ().get("NNI_TRIAL_JOB_ID") == trial_id:
+                trial = process
+                assert not holds_one(str(process.environ()))
+                assert not any(name.startswith("TRIAL_KEEPER_") for name in process.environ())
+        except psutil.Error:
+            continue
+    assert trial is not None
+
+
+def test_without_the_token_nobody_looks_and_nobody_stops_anything(running):
+    url = f"http://127.0.0.1:{running.port}/api/v1/nni"
+    trial_id = running.get("/trial-jobs")[0]["id"]
+    for path in [*PATHS, f"/trial-jobs/{trial_id}", "/no-such-path"]:
+        assert requests.get(url + path, timeout=10).status_code == 401, path
+    for path in ("/experiment", f"/trial-jobs/{trial_id}"):
+        assert requests.delete(url + path, timeout=10).status_code == 401, path
+        foreign = running.ask("DELETE", path, headers={"Origin": "http://evil.example"})
+        assert foreign.status_code == 403, path
+    assert running.get("/summary")["status"] in GOES_ON
+    assert running.get(f"/trial-jobs/{trial_id}")["status"] in GOES_ON
+
+
+def test_a_resumed_manager_has_the_same_token_and_certificate_and_keepers_come_back(running):
+    before = running.folder.process()
+    assert before.certificate_sha256 is None
+    running.kill_manager()
+    running.start(host="0.0.0.0")
+    beyond = running.folder.process()
+    assert beyond.token == before.token
+    assert beyond.certificate_sha256 is not None
+    assert running.summary()["status"] in GOES_ON
+    with pytest.raises(requests.ConnectionError):
+        requests.get(f"http://127.0.0.1:{running.port}/api/v1/nni/version", timeout=10)
+    document = json.loads(running.folder.workspace.manager_json.read_bytes())
+    assert "certificate" not in document  # keepers come by loopback
+    wait_until(lambda: running.summary()["keepers"] == 1, "the keeper is back")
+    assert stat.S_IMODE((running.folder.path / "tls.pem").stat().st_mode) == 0o600
+    running.kill_manager()
+    running.start(host="0.0.0.0")
+    assert running.folder.process().certificate_sha256 == beyond.certificate_sha256

@@ -1,0 +1,103 @@
+"""The manager's certificate: made once, kept closed, and the same after a resume."""
+
+import socket
+import ssl
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from nni_manager.store.certificate import Certificate
+from trial_keeper.host.trust import why_not_trusted
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    return Certificate.of(tmp_path / "tls.pem", ["127.0.0.1", "localhost"])
+
+
+class Server:
+    """Answers every connection with its certificate, or, without one, with a word that is no TLS."""
+
+    def __init__(self, certificate: Certificate | None) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._context = None
+        if certificate is not None:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.load_cert_chain(certificate.path)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    if self._context is None:
+                        connection.sendall(b"220 mail.example ESMTP\r\n")
+                    else:
+                        self._context.wrap_socket(connection, server_side=True).close()
+                except OSError:
+                    continue  # the client did not like it
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def serving():
+    servers = []
+
+    def serve(certificate: Certificate | None) -> str:
+        servers.append(Server(certificate))
+        return servers[-1].address
+
+    yield serve
+    for server in servers:
+        server.close()
+
+
+def test_its_file_is_its_owners_alone(certificate: Certificate) -> None:
+    assert stat.S_IMODE(certificate.path.stat().st_mode) == 0o600
+    assert "PRIVATE KEY" in certificate.path.read_text()
+    assert "PRIVATE KEY" not in certificate.certificate_pem
+    assert "PRIVATE KEY" not in repr(certificate)
+
+
+def test_a_later_manager_has_the_same_one_whatever_its_address(certificate: Certificate) -> None:
+    again = Certificate.of(certificate.path, ["192.0.2.7"])
+    assert (again.key_pem, again.certificate_pem) == (certificate.key_pem, certificate.certificate_pem)
+    assert again.sha256 == certificate.sha256
+    assert len(certificate.sha256.split(":")) == 32
+
+
+def test_its_owner_is_trusted_at_every_address(certificate: Certificate, serving) -> None:
+    assert why_not_trusted(serving(certificate), certificate.certificate_pem, 10) is None
+
+
+def test_nobody_else_is_trusted(tmp_path: Path, certificate: Certificate, serving) -> None:
+    other = Certificate.of(tmp_path / "other.pem", ["127.0.0.1", "localhost"])
+    address = serving(other)
+    found = why_not_trusted(address, certificate.certificate_pem, 10)
+    assert found is not None
+    assert f"{address} has not the certificate that manager.json names" in found
+
+
+def test_who_speaks_no_tls_is_not_trusted(certificate: Certificate, serving) -> None:
+    assert "does not speak TLS" in str(why_not_trusted(serving(None), certificate.certificate_pem, 10))
+
+
+def test_a_certificate_that_is_none_is_told_as_what_it_is() -> None:
+    assert "cannot be read" in str(why_not_trusted("127.0.0.1:9", "nonsense", 10))
+
+
+def test_where_nobody_listens_nothing_is_said_of_trust(certificate: Certificate) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        why_not_trusted("127.0.0.1:9", certificate.certificate_pem, 10)

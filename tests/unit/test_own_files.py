@@ -1,0 +1,115 @@
+"""What others may have put into a folder of the workspace leads nobody out of it, and holds nobody up."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nni_manager.store.store import log_path
+from trial_keeper.host.attempt_files import Tail
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.own_files import NotOwnFile, open_inside
+from trial_keeper.wire.workspace import AttemptFolder, Workspace, replace_file
+
+SECRET = b"root:secret"
+pytestmark = pytest.mark.timeout(30)  # a pipe that is waited for is waited for without end
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "elsewhere" / "output").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "output" / "stdout").write_bytes(SECRET)
+    folder = tmp_path / "attempt"
+    (folder / "output").mkdir(parents=True)
+    (folder / "output" / "stdout").write_bytes(b"mine")
+    return folder
+
+
+def content(folder: Path, path: Path) -> bytes:
+    with open(open_inside(folder, path), "rb") as file:
+        return file.read()
+
+
+def a_link(folder: Path) -> None:
+    (folder / "output" / "stdout").unlink()
+    (folder / "output" / "stdout").symlink_to(folder.parent / "secret")
+
+
+def a_folder_that_is_a_link(folder: Path) -> None:
+    (folder / "output").rename(folder / "was")
+    (folder / "output").symlink_to(folder.parent / "elsewhere" / "output")
+
+
+def a_pipe(folder: Path) -> None:
+    (folder / "output" / "stdout").unlink()
+    os.mkfifo(folder / "output" / "stdout")
+
+
+def a_folder(folder: Path) -> None:
+    (folder / "output" / "stdout").unlink()
+    (folder / "output" / "stdout").mkdir()
+
+
+def a_device(folder: Path) -> None:
+    (folder / "output" / "stdout").unlink()
+    (folder / "output" / "stdout").symlink_to("/dev/zero")
+
+
+TRAPS = [a_link, a_folder_that_is_a_link, a_pipe, a_folder, a_device]
+
+
+def test_a_file_is_opened_through_any_link_on_the_way_to_the_folder(folder: Path) -> None:
+    link = folder.parent / "mount"
+    link.symlink_to(folder)
+    assert content(link, link / "output" / "stdout") == b"mine"
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_what_is_no_file_of_the_folders_own_is_not_opened(folder: Path, trap) -> None:
+    trap(folder)
+    with pytest.raises(NotOwnFile, match="stdout"):
+        content(folder, folder / "output" / "stdout")
+
+
+@pytest.mark.parametrize("path", ["../secret", "output/../../secret"])
+def test_no_path_leads_out(folder: Path, path: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot open|subpath"):
+        open_inside(folder, folder / path)
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_keeper_sends_nothing_of_what_a_trial_put_in_place_of_its_files(folder: Path, trap) -> None:
+    trap(folder)
+    tail = Tail(AttemptFolder(folder), (Stream.STDOUT,))
+    assert tail.sizes() == {Stream.STDOUT: 0}
+    assert tail.read(Stream.STDOUT, 0, 100) == b""
+    assert tail.last_text(Stream.STDOUT, 100) == ""
+    tail.close()
+
+
+def test_a_file_is_not_replaced_through_a_link_or_a_pipe_that_was_put_in_its_way(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_bytes(SECRET)
+    (tmp_path / ".exit.json.new").symlink_to(tmp_path / "passwd")
+    with pytest.raises(OSError, match="symbolic links"):
+        replace_file(tmp_path / "exit.json", b"{}")
+    assert (tmp_path / "passwd").read_bytes() == SECRET
+    (tmp_path / ".exit.json.new").unlink()
+    os.mkfifo(tmp_path / ".exit.json.new")
+    with pytest.raises(OSError, match="No such device"):
+        replace_file(tmp_path / "exit.json", b"{}")
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "", ".hidden", "a\0b", "a\nb", "x" * 241])
+def test_no_id_makes_a_path_that_leads_out(name: str) -> None:
+    workspace = Workspace(Path("/mnt/exp"))
+    for make in (
+        lambda: workspace.trial(name),
+        lambda: workspace.file(name),
+        lambda: workspace.warm_marker(name),
+        lambda: workspace.attempt(AttemptKey("abcde", 0, name)),
+        lambda: log_path(Path("/logs"), AttemptKey(name, 0, "main-0"), Stream.STDOUT),
+        lambda: log_path(Path("/logs"), AttemptKey("abcde", 0, name), Stream.STDOUT),
+    ):
+        with pytest.raises(ValueError, match="cannot use"):
+            make()

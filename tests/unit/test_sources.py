@@ -1,0 +1,83 @@
+"""What the sources must not hold: ways to run what a file or a peer says. Beside the linter's rules, which know fewer ways."""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nni_manager
+import nni_sdk
+import trial_keeper
+from nni_manager.engine.tokens import is_token
+
+PACKAGES = [Path(str(package.__file__)).parent for package in (nni_manager, nni_sdk, trial_keeper)]
+SOURCES = [path for package in PACKAGES for path in package.rglob("*.py")]
+# They make whatever object a document names.
+UNSAFE_YAML = {
+    "Loader", "UnsafeLoader", "FullLoader", "CLoader", "load", "load_all", "full_load", "full_load_all", "unsafe_load",
+    "unsafe_load_all",
+}  # fmt: skip
+
+
+def unsafe_in(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="yaml"), attr=attribute) if attribute in UNSAFE_YAML:
+                yield f"yaml.{attribute}"
+            case ast.ImportFrom(module="yaml"):
+                yield "from yaml import"
+            case ast.Call(func=ast.Name(id="YAML"), keywords=keywords):
+                kinds = [keyword.value for keyword in keywords if keyword.arg == "typ"]
+                if not any(isinstance(kind, ast.Constant) and kind.value in ("safe", "rt") for kind in kinds):
+                    yield "YAML() without typ"
+            case ast.Call(func=ast.Attribute(attr="extractall")):
+                yield "extractall"
+            case ast.Import(names=names) if any(
+                name.name in ("pickle", "marshal", "shelve") for name in names
+            ):
+                yield "pickle"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-3:]))
+def test_no_source_has_a_way_to_run_what_a_file_says(path: Path) -> None:
+    assert list(unsafe_in(path.read_text())) == []
+
+
+def timed_comparisons_in(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare) and any(isinstance(each, (ast.Eq, ast.NotEq)) for each in node.ops):
+            text = ast.unparse(node)
+            if re.search("token|secret|signature", text, re.IGNORECASE):
+                yield text
+
+
+GATES = [path for path in SOURCES if path.parent.name in ("engine", "web", "service")]
+
+
+@pytest.mark.parametrize("path", GATES, ids=lambda path: "/".join(path.parts[-3:]))
+def test_no_token_is_compared_in_a_time_that_tells_how_much_of_it_is_right(path: Path) -> None:
+    assert list(timed_comparisons_in(path.read_text())) == []
+
+
+def test_tokens_are_compared_in_constant_time() -> None:
+    assert list(timed_comparisons_in("if token == given: pass"))
+    assert "hmac.compare_digest(" in inspect.getsource(is_token)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "yaml.load(text, Loader=yaml.Loader)",
+        "yaml.unsafe_load(text)",
+        "from yaml import load",
+        "YAML(typ='unsafe')",
+        "YAML()",
+        "archive.extractall(folder)",
+        "import pickle",
+    ],
+)
+def test_such_ways_are_noticed(source: str) -> None:
+    assert list(unsafe_in(source))

@@ -1,0 +1,39 @@
+"""Whether who answers at an address is the manager: it has the certificate that manager.json names."""
+
+import socket
+import ssl
+
+import grpc
+
+from trial_keeper.wire.metadata import MANAGER_NAME
+
+# Instead of the address, which may change. Source: grpc_types.h.
+TLS_OPTIONS = [("grpc.ssl_target_name_override", MANAGER_NAME)]
+
+
+def channel_credentials(certificate: str) -> grpc.ChannelCredentials:
+    """What lets a channel open to the owner of this certificate (PEM) and to nobody else."""
+    return grpc.ssl_channel_credentials(root_certificates=certificate.encode())
+
+
+def why_not_trusted(address: str, certificate: str, timeout_s: float) -> str | None:
+    """What is wrong with who answers at HOST:PORT, in words; None if it is the owner of the certificate.
+
+    Raises:
+        OSError: nobody answers.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=certificate)
+        context.set_alpn_protocols(["h2"])
+    except (ssl.SSLError, ValueError) as error:
+        return f"manager.json names a certificate that cannot be read: {error}"
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
+        try:
+            with context.wrap_socket(connection, server_hostname=MANAGER_NAME):
+                return None
+        except ssl.SSLCertVerificationError as error:
+            return f"{address} has not the certificate that manager.json names ({error.verify_message}), so it is not trusted"
+        except ssl.SSLError:
+            return f"{address} does not speak TLS, and manager.json names a certificate, so it is not trusted"
