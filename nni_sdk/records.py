@@ -24,6 +24,12 @@ HEADER_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 _INT64: Final = 2**63
+# A frame as every SDK writes it, of a number or of text without escapes. What this finds is what the JSON says, in two thirds of
+# the time.
+_match_plain = re.compile(
+    r'ME([0-9]{6})\{"parameter_id": (0|[1-9][0-9]{0,17}), "trial_job_id": "([ !#-\[\]-~]*)", "type": "(PERIODICAL|FINAL)", '
+    r'"sequence": (0|[1-9][0-9]{0,17}), "value": "([ !#-\[\]-~]*)"\}'
+).fullmatch
 _HEADER = re.compile(r"ME([0-9]{6})\{")
 _parse = (
     json.JSONDecoder().raw_decode
@@ -82,7 +88,11 @@ def decode(data: bytes, offset: int) -> Decoded:
     unfinished = lines.pop()
     for line in lines:
         size = len(line) + 1
-        if line.startswith(f"ME{size - HEADER_BYTES:06d}{{"):
+        plain = _match_plain(line)
+        if plain is not None and int(plain[1]) == size - HEADER_BYTES:
+            _, parameter_id, trial_job_id, type_, sequence, value = plain.groups()
+            records.append(Record(offset, int(parameter_id), trial_job_id, type_, int(sequence), value, size))
+        elif line.startswith(f"ME{size - HEADER_BYTES:06d}{{"):
             try:
                 record = _record(line, 0, offset)
             except _NoRecord:

@@ -22,24 +22,44 @@ from nni_manager.store.store import Store, TrialRow
 KEEPERS = 8
 REPORTS = 150
 REPORT_EVERY_S = 0.05
+MANY_KEEPERS = 64
+MANY_REPORTS = 40
+MANY_REPORT_EVERY_S = 0.5
 REST_S = 30
+LONGEST_START_S = 300.0
 
 
 def report_to_row() -> list[Row]:
     """Time from a report to its row as another connection sees it, with several keepers at once; beside one bare commit."""
+    return delays(KEEPERS, REPORTS, REPORT_EVERY_S)
+
+
+def report_to_row_of_many() -> list[Row]:
+    """The same with 64 keepers, all of them real processes, whose trials report twice a second."""
+    return delays(MANY_KEEPERS, MANY_REPORTS, MANY_REPORT_EVERY_S)
+
+
+def delays(keepers: int, reports: int, report_every_s: float) -> list[Row]:
+    """Time from a report to its row, with so many keepers whose trials report so often."""
     train = (
-        "import random, time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
-        f"for _ in range({REPORTS}):\n"
+        "import os, random, time\nimport nni_sdk as nni\nnni.get_next_parameter()\n"
+        "while not os.path.exists('all-run'):\n    time.sleep(0.5)\n"
+        f"for _ in range({reports}):\n"
+        f"    time.sleep(random.uniform(0.5, 1.5) * {report_every_s})\n"
         "    nni.report_intermediate_result(time.time())\n"
-        f"    time.sleep(random.uniform(0.5, 1.5) * {REPORT_EVERY_S})\n"
     )
     with tempfile.TemporaryDirectory() as folder:
-        experiment = RealExperiment(Path(folder), train, trialConcurrency=KEEPERS, maxTrialNum=KEEPERS)
+        experiment = RealExperiment(Path(folder), train, trialConcurrency=keepers, maxTrialNum=keepers)
         experiment.create()
         try:
             experiment.start()
-            wait_until(lambda: experiment.summary()["counts"]["RUNNING"] == KEEPERS, "all trials run")
-            delays_ms = _watch_rows(experiment)
+            wait_until(
+                lambda: experiment.summary()["counts"]["RUNNING"] == keepers,
+                "all trials run",
+                LONGEST_START_S,
+            )
+            (experiment.code / "all-run").touch()
+            delays_ms = _watch_rows(experiment, reports * report_every_s)
         finally:
             experiment.close()
         commit_ms = _one_commit_ms(Path(folder))
@@ -48,7 +68,7 @@ def report_to_row() -> list[Row]:
     floor = f"one commit {commit_ms:.1f} ms"
     return [
         Row(
-            f"report -> committed row, {KEEPERS} keepers, p50",
+            f"report -> committed row, {keepers} keepers, p50",
             f"{p50:.0f} ms",
             floor,
             f"{p50 / commit_ms:.0f} x",
@@ -56,7 +76,7 @@ def report_to_row() -> list[Row]:
             p50 <= 60,
         ),
         Row(
-            f"report -> committed row, {KEEPERS} keepers, p99",
+            f"report -> committed row, {keepers} keepers, p99",
             f"{p99:.0f} ms",
             floor,
             f"{p99 / commit_ms:.0f} x",
@@ -85,7 +105,7 @@ def report_to_row_in_a_flood() -> list[Row]:
         try:
             experiment.start()
             wait_until(lambda: experiment.row_count() > 0, "the trial reports")
-            delays_ms = _watch_rows(experiment)
+            delays_ms = _watch_rows(experiment, REPORTS * REPORT_EVERY_S)
         finally:
             experiment.close()
         commit_ms = _one_commit_ms(Path(folder))
@@ -102,14 +122,14 @@ def report_to_row_in_a_flood() -> list[Row]:
     ]
 
 
-def _watch_rows(experiment: RealExperiment) -> list[float]:
-    """For each row that turns up from now on, the time since its value was taken, in ms."""
+def _watch_rows(experiment: RealExperiment, reporting_s: float) -> list[float]:
+    """For each row that turns up while trials report for so long, the time since its value was taken, in ms."""
     connection = sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)
     trials = [row[0] for row in connection.execute("SELECT trial_id FROM trial")]
     newest = dict.fromkeys(trials, -1)
     delays_ms: list[float] = []
     is_first_look, seen_version = True, -1
-    ends_at_s = time.monotonic() + REPORTS * REPORT_EVERY_S * 0.8
+    ends_at_s = time.monotonic() + reporting_s * 0.8
     while time.monotonic() < ends_at_s:
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if version == seen_version:

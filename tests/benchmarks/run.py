@@ -2,8 +2,10 @@
 
 import sys
 
-from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood
+from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, report_to_row_of_many
 from bench_local_cluster import keeper_connected, submission
+from bench_many_keepers import cost_of_trials, ingest, many_idle
+from bench_outage import catching_up, reconnection
 from bench_sdk import decode_cost, import_cost, report_cost
 from bench_stdout import stdout_rate
 from bench_turnaround import turnaround
@@ -15,11 +17,17 @@ MEASUREMENTS = (
     decode_cost,
     turnaround,
     report_to_row,
+    report_to_row_of_many,
     report_to_row_in_a_flood,
+    ingest,
+    catching_up,
+    reconnection,
+    cost_of_trials,
     stdout_rate,
     submission,
     keeper_connected,
     at_rest,
+    many_idle,
 )
 
 

@@ -123,6 +123,8 @@ class RealExperiment:
         self.config = read_experiment_file(self.config_file)
         self.folder = ExperimentFolder(self.config.log_dir / "TESTEXPT")
         self.environ = os.environ | (environ or {})
+        self.program = ["-m", "nni_manager"]
+        """What Python runs as the manager."""
         self.port = 0
         self.manager: subprocess.Popen[bytes] | None = None
 
@@ -145,8 +147,7 @@ class RealExperiment:
             self.manager = subprocess.Popen(
                 [
                     sys.executable,
-                    "-m",
-                    "nni_manager",
+                    *self.program,
                     "--folder",
                     self.folder.path,
                     "--host",

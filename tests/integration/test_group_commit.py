@@ -1,5 +1,6 @@
 import asyncio
 import sqlite3
+import threading
 
 import pytest
 
@@ -21,28 +22,78 @@ def open_store(database, tmp_path):
     return Store.create(database, tmp_path, "EXPERIMT", "{}", b"secret", 0.0)
 
 
-def test_what_comes_while_a_transaction_is_written_shares_the_next_one(database, tmp_path):
-    store = open_store(database, tmp_path)
-    batches = []
+class Counting:
+    """A store that notes how many writes each transaction had."""
 
-    class Counting:
-        def commit(self, writes, now_s):
-            batches.append(len(writes))
-            store.commit(writes, now_s)
+    def __init__(self, store):
+        self.store = store
+        self.batches = []
+        self.committed = threading.Event()
 
-        def close(self):
-            store.close()
+    def commit(self, writes, now_s):
+        self.store.commit(writes, now_s)
+        self.batches.append(len(writes))
+        self.committed.set()
 
+    def close(self):
+        self.store.close()
+
+
+@pytest.fixture
+def counting(database, tmp_path):
+    return Counting(open_store(database, tmp_path))
+
+
+def test_what_comes_while_a_transaction_is_written_shares_the_next_one(database, counting):
     async def run():
-        group = commits.GroupCommit(Counting(), pytest.fail)
+        group = commits.GroupCommit(counting, pytest.fail)
         await asyncio.gather(*[group.add([row(number)]) for number in range(100)])
         await group.close()
 
     asyncio.run(run())
-    assert sum(batches) == 100
-    assert len(batches) <= 2
+    assert sum(counting.batches) == 100
+    assert len(counting.batches) <= 2
     with StoreReader(database) as reader:
         assert [trial.sequence_id for trial in reader.trials()] == [*range(100)]
+
+
+def test_what_nobody_waits_for_goes_along_with_what_somebody_does(counting):
+    async def run():
+        group = commits.GroupCommit(counting, pytest.fail)
+        for number in range(10):
+            group.add_unhurried([row(number)])
+        await group.add([row(10)])
+        await group.close()
+
+    asyncio.run(run())
+    assert counting.batches == [11]
+
+
+def test_what_nobody_waits_for_is_stored_soon_and_together(counting, monkeypatch):
+    monkeypatch.setattr(commits, "LONGEST_REST_S", 0.05)
+
+    async def run():
+        group = commits.GroupCommit(counting, pytest.fail)
+        for number in range(10):
+            group.add_unhurried([row(number)])
+        assert counting.batches == []
+        await asyncio.to_thread(counting.committed.wait, 20)
+        await group.close()
+
+    asyncio.run(run())
+    assert counting.batches == [10]
+
+
+def test_the_end_stores_also_what_nobody_waits_for(counting, monkeypatch):
+    monkeypatch.setattr(commits, "LONGEST_REST_S", 3600)
+
+    async def run():
+        group = commits.GroupCommit(counting, pytest.fail)
+        group.add_unhurried([row(1)])
+        await group.close()
+
+    asyncio.run(run())
+    assert counting.batches == [1]
 
 
 def test_a_full_disk_delays_and_loses_nothing(database, tmp_path, monkeypatch):

@@ -1,10 +1,19 @@
 """When the keeper connects."""
 
+from collections import Counter
 from itertools import product
 
 import pytest
 
-from trial_keeper.core.link import FIRST_RETRY_S, LONGEST_RETRY_S, NEXT, Link, LinkEvent, LinkState
+from trial_keeper.core.link import (
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
+    NEXT,
+    Link,
+    LinkEvent,
+    LinkState,
+    share_of,
+)
 
 
 def a_link(*events: LinkEvent, now_s: float = 0.0) -> Link:
@@ -46,6 +55,23 @@ def test_the_wait_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
         assert link.is_due(now_s)
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0, 60.0]
     assert (waits[0], waits[-1]) == (FIRST_RETRY_S, LONGEST_RETRY_S)
+
+
+def test_keepers_that_lost_their_manager_at_one_moment_come_back_one_after_another() -> None:
+    tries_s = []
+    for number in range(1000):
+        link = Link(share_of(f"env-{number}"))
+        for now_s in (0.0, 10.0, 20.0, 30.0, 40.0):
+            link.happened(LinkEvent.DUE, now_s)
+            link.happened(LinkEvent.LOST, now_s)
+        tries_s.append(link.retry_at_s - 40.0)
+    longest_s = FIRST_RETRY_S * 2**4
+    assert longest_s / 2 <= min(tries_s)
+    assert max(tries_s) <= longest_s
+    busiest = max(Counter(int(try_s / longest_s * 20) for try_s in tries_s).values())
+    assert busiest < 150, (
+        "a tenth of the time they have, for a tenth of the keepers and no more than half as many again"
+    )
 
 
 def test_years_of_failures_are_no_problem() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nni_sdk import records as records_module
 from nni_sdk.errors import MetricTooLong
 from nni_sdk.records import MAX_FRAME_BYTES, MAX_PAYLOAD_BYTES, Garbage, Record, decode, encode
 
@@ -111,6 +112,41 @@ def test_the_payload_is_what_json_would_have_written(value):
 def test_numbers_are_spelled_as_json_spells_them(number):
     [record] = decode(encode(1, "t", "FINAL", 0, number), 0).records
     assert record.value == json.dumps(number)
+
+
+plain_frames = st.builds(
+    encode,
+    st.integers(-3, 10**20) | st.just("3"),
+    st.text(st.characters(codec="ascii"), max_size=6),
+    st.sampled_from(["PERIODICAL", "FINAL"]),
+    st.integers(0, 10**20),
+    st.integers() | st.floats() | st.text(max_size=5),
+)
+
+
+@given(st.lists(plain_frames | frames | torn | garbage_bytes).map(b"".join), st.data())
+def test_plain_frames_are_read_as_by_the_json_parser(content, data):
+    if content:
+        # One byte of any frame may be another: a length, a digit, a quote.
+        place = data.draw(st.integers(0, len(content) - 1))
+        content = (
+            content[:place]
+            + data.draw(st.sampled_from([b"0", b"1", b"-", b'"', b"\\", b" "]))
+            + content[place + 1 :]
+        )
+    decoded = decode(content, 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records_module, "_match_plain", lambda line: None)
+        assert decode(content, 1000) == decoded
+
+
+@pytest.mark.parametrize("length", [b"000000", b"000098", b"000100", b"999999"])
+def test_a_whole_line_of_another_length_than_it_says_is_no_record(length):
+    frame = encode(3, "aBcDe", "PERIODICAL", 7, 0.25)
+    assert frame.startswith(b"ME000099{")
+    decoded = decode(b"ME" + length + frame[8:], 0)
+    assert decoded.records == []
+    assert decoded.garbage == [Garbage(0, len(frame), "no frame ends here")]
 
 
 def test_offsets_and_sizes_are_places_in_the_file():

@@ -47,7 +47,7 @@ from trial_keeper.core.events import (
     TrialSpawned,
     TrialUnprepared,
 )
-from trial_keeper.core.link import Link, LinkEvent, LinkState
+from trial_keeper.core.link import Link, LinkEvent, LinkState, share_of
 from trial_keeper.exit_codes import KeeperExit, known, of_signal
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import (
@@ -68,7 +68,7 @@ class Keeper:
 
     def __init__(self, settings: KeeperSettings, now_s: float = 0.0) -> None:
         self.settings = settings
-        self.link = Link()
+        self.link = Link(share_of(settings.job_id))
         self.current: Attempt | None = None
         """The attempt whose command has not ended."""
         self.attempts: dict[AttemptKey, Attempt] = {}

@@ -1,12 +1,19 @@
-"""When to connect to the manager: back-off after failures, at once when the manager moves."""
+"""When to connect to the manager: back-off after failures, at once when the manager moves.
+
+All keepers lose a manager that dies at the same moment. So that they do not come back as a herd, the waits of each are shorter
+by a share of its own.
+"""
 
 from enum import Enum
+from zlib import crc32
 
 # The first retry is below what a person notices, for a manager that restarts.
 FIRST_RETRY_S = 0.2
-# One minute keeps 1,000 keepers below 17 reconnects a second on a manager that is up but sick. A manager that comes back
+# One minute keeps 1,000 keepers below 25 reconnects a second on a manager that is up but sick. A manager that comes back
 # elsewhere is noticed through manager.json long before.
 LONGEST_RETRY_S = 60.0
+# As much of a wait is left out at most.
+_SPREAD = 0.5
 
 
 class LinkState(Enum):
@@ -42,10 +49,19 @@ NEXT: dict[tuple[LinkState, LinkEvent], LinkState] = {
 }
 
 
-class Link:
-    """The link's state and the time of the next try (by the keeper's own clock, seconds)."""
+def share_of(job_id: str) -> float:
+    """A number from 0 to 1 that is always the same for one job, and another for most others."""
+    return crc32(job_id.encode()) / 2**32
 
-    def __init__(self) -> None:
+
+class Link:
+    """The link's state and the time of the next try (by the keeper's own clock, seconds).
+
+    `share` is from 0, for a keeper that waits longest, to 1.
+    """
+
+    def __init__(self, share: float = 0.0) -> None:
+        self._share = share
         self.state = LinkState.WAITING
         self.failures = 0
         self.retry_at_s = 0.0
@@ -64,7 +80,8 @@ class Link:
         self.state = NEXT[self.state, event]
         match event:
             case LinkEvent.LOST:
-                self.retry_at_s = now_s + min(FIRST_RETRY_S * 2**self.failures, LONGEST_RETRY_S)
+                longest_s = min(FIRST_RETRY_S * 2**self.failures, LONGEST_RETRY_S)
+                self.retry_at_s = now_s + longest_s * (1 - _SPREAD * self._share)
                 # 2**9 seconds is past the longest wait; no need to count on for years.
                 self.failures = min(self.failures + 1, 9)
             case LinkEvent.MANAGER_MOVED:

@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 
 # A full disk is looked at this often; keepers wait meanwhile, and trials do not notice.
 RETRY_S = 1.0
+# The samples of 1,000 tasks, one every 5 s from each, so make one transaction a second instead of 200.
+LONGEST_REST_S = 1.0
 
 
 class GroupCommit:
@@ -26,6 +28,7 @@ class GroupCommit:
         self._writes: list[Write] = []
         self._done: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._rest: asyncio.TimerHandle | None = None
         self._is_closing = False
         self.problem = ""
         """Why nothing can be stored at present; empty while all is well."""
@@ -40,12 +43,26 @@ class GroupCommit:
             self._task = loop.create_task(self._run())
         return self._done
 
+    def add_unhurried(self, writes: Sequence[Write]) -> None:
+        """Store these with what is stored next, `LONGEST_REST_S` from now at the latest: nobody waits for them."""
+        self._writes.extend(writes)
+        if self._rest is None:
+            self._rest = asyncio.get_running_loop().call_later(LONGEST_REST_S, self._end_rest)
+
+    def _end_rest(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+        if self._writes:
+            self.add(())
+
     async def close(self) -> None:
         """Wait until all is durable, and close the store.
 
         What the disk does not take now is left out: no keeper was told that it is durable, so it comes again.
         """
         self._is_closing = True
+        self._end_rest()
         if self._task is not None:
             await self._task
         await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)

@@ -276,7 +276,7 @@ class Engine:
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
             case SaveUsage():
-                self.commits.add([UsageRow(effect.usage, time.time())])
+                self.commits.add_unhurried([UsageRow(effect.usage, time.time())])
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():

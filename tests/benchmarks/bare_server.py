@@ -1,0 +1,71 @@
+"""The least a manager could be: a bare gRPC server that puts the records it is sent into SQLite. Its argument is the database.
+
+It lets everybody in, parses a record's JSON and checks nothing of it, keeps no state but the rows, and commits in one go whatever
+has come, as durably as the manager does. Prints its port.
+"""
+
+import asyncio
+import json
+import sqlite3
+import sys
+
+import grpc.aio
+
+from trial_keeper.wire.v1 import keeper_pb2 as pb
+from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
+
+HEADER_BYTES = 8
+
+
+class BareServer(KeeperServiceServicer):
+    def __init__(self, database):
+        self._connection = sqlite3.connect(database, isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("CREATE TABLE metric (trial_id TEXT, record_offset INTEGER, value TEXT)")
+        self._rows = []
+        self._has_rows = asyncio.Event()
+        self._committed = asyncio.Event()
+
+    async def Connect(self, requests, context):  # noqa: N802 - the name is the protocol's
+        received, torn = 0, b""
+        async for request in requests:
+            if request.WhichOneof("message") == "hello":
+                await context.write(pb.ConnectResponse(welcome=pb.Welcome()))
+            if request.WhichOneof("message") != "chunk":
+                continue
+            chunk = request.chunk
+            *lines, torn = (torn + chunk.data).split(b"\n")
+            for line in lines:
+                self._rows.append((chunk.key.trial_id, received, json.loads(line[HEADER_BYTES:])["value"]))
+                received += len(line) + 1
+            self._has_rows.set()
+            await self._committed.wait()
+            offset = pb.StreamOffset(stream=chunk.stream, offset=received)
+            attempt = pb.AttemptOffsets(key=chunk.key, offsets=[offset])
+            await context.write(pb.ConnectResponse(durable=pb.Durable(attempt=attempt)))
+
+    async def commit(self):
+        while True:
+            await self._has_rows.wait()
+            # Whatever else has come by now shares the transaction.
+            self._has_rows.clear()
+            rows, self._rows = self._rows, []
+            self._connection.execute("BEGIN")
+            self._connection.executemany("INSERT INTO metric VALUES (?, ?, ?)", rows)
+            self._connection.execute("COMMIT")
+            self._committed.set()
+            self._committed.clear()
+
+
+async def serve(database):
+    server = grpc.aio.server()
+    servicer = BareServer(database)
+    add_KeeperServiceServicer_to_server(servicer, server)
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await servicer.commit()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1]))

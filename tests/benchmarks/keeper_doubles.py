@@ -1,0 +1,213 @@
+"""Many keepers in one process, for measurements of the manager: 1,000 real ones would not fit a small machine.
+
+A double says what a real keeper says, in the same messages and on a connection of its own, but has neither a trial nor files, so
+that the processor is the manager's. Run as a script it is such a process: an order as a line of JSON on stdin, `ready` on
+stdout once all are welcome, then a line `go` on stdin, and the seconds it took on stdout.
+"""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import grpc.aio
+
+from nni_sdk.records import encode
+from trial_keeper import __version__
+from trial_keeper.core.replication import METRICS_CHUNK_BYTES, METRICS_WINDOW_BYTES
+from trial_keeper.host.link import CHANNEL_OPTIONS
+from trial_keeper.host.usage import INTERVAL_S
+from trial_keeper.wire.convert import keeper_messages_to_pb, manager_messages_from_pb
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    Chunk,
+    Durable,
+    Hello,
+    Idle,
+    KeeperMessage,
+    Leave,
+    ManagerMessage,
+    RunTrial,
+    Stream,
+    TrialEnded,
+    TrialStarted,
+    Usage,
+    Welcome,
+)
+from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.v1 import keeper_pb2 as pb
+from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
+
+TASK = "main-0"
+RECORDS_OF_A_TRIAL = 3
+
+
+def metrics(records: int) -> bytes:
+    """A metrics file with so many intermediate results, as the SDK writes them."""
+    return b"".join(encode(3, "aBcDe", "PERIODICAL", i, i * 0.123456789) for i in range(records))
+
+
+class Job(NamedTuple):
+    """A job whose keeper is doubled. `trial_id` is empty in a job that is given its trials."""
+
+    job_id: str
+    token: str
+    trial_id: str
+
+
+class KeeperDouble:
+    """One keeper's stream."""
+
+    def __init__(self, address: str, experiment_id: str, job: Job) -> None:
+        self.key = AttemptKey(job.trial_id, 0, TASK)
+        self._hello = Hello(__version__, experiment_id, job.job_id, TASK, (self.key,) if job.trial_id else ())
+        # With its own options a channel has a connection of its own.
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._call = KeeperServiceStub(self._channel).Connect(
+            metadata=((JOB_KEY, job.job_id), (TOKEN_KEY, job.token))
+        )
+
+    async def connect(self) -> None:
+        """Say Hello, and hear Welcome."""
+        await self.say(self._hello)
+        async for message in self.heard():
+            if isinstance(message, Welcome):
+                break
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._call.cancel()
+        await self._channel.close()
+
+    async def say(self, *messages: KeeperMessage) -> None:
+        """In one breath."""
+        await self._call.write(keeper_messages_to_pb(messages))
+
+    async def heard(self) -> AsyncIterator[ManagerMessage]:
+        """What the manager says, until it ends the stream."""
+        while isinstance(response := await self._call.read(), pb.ConnectResponse):
+            for message in manager_messages_from_pb(response):
+                yield message
+
+    async def listen(self) -> None:
+        """Say nothing: there is no trial."""
+        async for _ in self.heard():
+            pass
+
+    async def rest(self) -> None:
+        """A trial runs and says nothing; what it uses is told as often as a keeper tells it."""
+        await self.say(TrialStarted(self.key, time.time()))
+        listening = asyncio.ensure_future(self.listen())
+        await asyncio.sleep(random.uniform(0, INTERVAL_S))
+        while not listening.done():
+            # Never more than before, which would be news of the trial.
+            await self.say(Usage(self.key, 50.0, 100_000_000, 1_000_000))
+            await asyncio.sleep(INTERVAL_S)
+
+    async def deliver(self, content: bytes) -> None:
+        """A metrics file as fast as the manager makes it durable, with a keeper's chunks and window."""
+        sent = durable = 0
+        heard = self.heard()
+        while durable < len(content):
+            while sent < (limit := min(len(content), durable + METRICS_WINDOW_BYTES)):
+                chunk = content[sent : min(limit, sent + METRICS_CHUNK_BYTES)]
+                await self.say(Chunk(self.key, Stream.METRICS, sent, chunk))
+                sent += len(chunk)
+            message = await anext(heard)
+            if isinstance(message, Durable):
+                durable = message.attempt.offsets.get(Stream.METRICS, durable)
+
+    async def run_trials(self) -> None:
+        """Whatever trials come: each reports a little, and ends."""
+        content = metrics(RECORDS_OF_A_TRIAL - 1) + encode(3, "aBcDe", "FINAL", RECORDS_OF_A_TRIAL - 1, 0.5)
+        await self.say(Idle())
+        async for message in self.heard():
+            if isinstance(message, RunTrial):
+                key = AttemptKey(message.trial_id, 0, TASK)
+                await self.say(TrialStarted(key, time.time()))
+                await self.say(Chunk(key, Stream.METRICS, 0, content))
+                sizes = {Stream.METRICS: len(content)}
+                await self.say(
+                    TrialEnded(key, ExitReason.SUCCEEDED, 0, time.time(), time.time(), sizes), Idle()
+                )
+            elif isinstance(message, Leave):
+                return
+
+
+async def _play(role: str, address: str, experiment_id: str, jobs: Iterable[Job], records: int) -> None:
+    doubles = [KeeperDouble(address, experiment_id, job) for job in jobs]
+    for double in doubles:
+        await double.connect()
+    content = metrics(records)
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    began_s = time.monotonic()
+    match role:
+        case "deliver":
+            await asyncio.gather(*(double.deliver(content) for double in doubles))
+        case "run trials":
+            await asyncio.gather(*(double.run_trials() for double in doubles))
+        case "rest":
+            await asyncio.gather(*(double.rest() for double in doubles))
+        case "idle":
+            await asyncio.gather(*(double.listen() for double in doubles))
+    print(time.monotonic() - began_s, flush=True)
+    await asyncio.gather(*(double.close() for double in doubles))
+
+
+class Doubles:
+    """Keepers of these jobs in one process, connected when this is entered; they begin with `begin`."""
+
+    def __init__(
+        self, role: str, address: str, experiment_id: str, jobs: list[Job], records: int = 0
+    ) -> None:
+        self._order = json.dumps([role, address, experiment_id, jobs, records])
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Doubles":
+        self._process = subprocess.Popen(
+            [sys.executable, Path(__file__).resolve()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.tell(self._order)
+        if self.answer() != "ready":
+            raise AssertionError("the doubles were not let in")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.communicate()
+
+    def begin(self) -> None:
+        """Let them do what their role is."""
+        self.tell("go")
+
+    def tell(self, line: str) -> None:
+        """A line of its stdin."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> str:
+        """The next line of its stdout; empty when it is gone."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+if __name__ == "__main__":
+    role, address, experiment_id, jobs, records = json.loads(sys.stdin.readline())
+    asyncio.run(_play(role, address, experiment_id, [Job(*job) for job in jobs], records))
