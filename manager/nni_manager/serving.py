@@ -90,7 +90,7 @@ class _Connection(H11Protocol):
             self._deadline = self.loop.call_later(REQUEST_WITHIN_S, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP, perhaps in the middle of a request: this is its answer then, and the application's is not sent."""
+        """What came is no HTTP, perhaps in the middle of a request: this is its answer, and not what the application says."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
