@@ -149,6 +149,11 @@ class Slow(Void):
         super().__init__(*arguments)
         self.may_answer = asyncio.Event()
         self.has_answered = asyncio.Event()
+        self.stopped = []
+
+    async def stop(self, job_id):
+        self.stopped.append(job_id)
+        return True
 
     async def submit(self, settings):
         await super().submit(settings)
@@ -168,7 +173,7 @@ def test_a_keeper_that_is_there_before_its_job_is_known_to_be_submitted_goes_on(
         service.may_answer.set()
         await service.has_answered.wait()
         await engine.commits.add([])
-        assert (states(engine), trial.message) == (["RUNNING"], "")
+        assert (states(engine), service.stopped) == (["RUNNING"], [])
         await engine.close()
 
     play(scenario)

@@ -171,3 +171,13 @@ def test_however_the_bytes_are_cut_and_repeated_the_records_are_the_same(
         commits += receiver.take(METRICS, start, whole[start:end])
     assert values(commits) == ["0.0", "0.1"]
     assert [commit.offset for commit in commits[1:]] == [commit.new_offset for commit in commits[:-1]]
+
+
+def test_behind_the_end_of_an_attempt_nothing_is_taken(a_receiver) -> None:
+    receiver = a_receiver()
+    receiver.take(STDOUT, 0, b"hel")
+    receiver.end({METRICS: len(FIRST), STDOUT: 5})
+    assert values(receiver.take(METRICS, 0, FIRST + SECOND)) == ["0.0"]
+    assert receiver.take(STDOUT, 3, b"lo, and more") == [Commit(KEY, STDOUT, 3, 5, data=b"lo")]
+    assert receiver.take(STDOUT, 5, b"and more") == []
+    assert receiver.take(METRICS, len(FIRST), SECOND) == []
