@@ -21,7 +21,7 @@ from keeper_doubles import Doubles, Job
 from real_experiment import RealExperiment, wait_until
 from table import Row, render
 
-from nni_manager.engine.keepers import token_of
+from nni_manager.engine.tokens import token_of
 from nni_manager.store.store import StoreReader
 from trial_keeper.host.usage import INTERVAL_S
 

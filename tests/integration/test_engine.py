@@ -7,10 +7,11 @@ from void_service import Void, an_engine, start
 
 from nni_manager.domain.events import AttemptStarted, MetricsStored
 from nni_manager.domain.experiment import Experiment
+from nni_manager.engine import commits, views
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.store.store import StoreReader
+from nni_manager.store.store import StoreReader, TrialRow
 from nni_manager.training_services.base import JobEnded, Placement
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.messages import AttemptKey
@@ -279,3 +280,35 @@ def test_the_exit_code_of_a_keeper_that_began_nothing_is_the_trials_reason(a_rea
         await engine.close()
 
     play(scenario)
+
+
+def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_room(
+    a_real_experiment, monkeypatch
+):
+    monkeypatch.setattr(commits, "RETRY_S", 0.05)
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        await engine.commits.add([])
+        connection = engine.commits._store._connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        (trial,) = engine.experiment.trials.values()
+        trial.message = "x" * 100_000  # more than the pages there are
+        stored = engine.commits.add([TrialRow.of(trial)])
+        await until(lambda: engine.picture().problem)
+        picture = engine.picture()
+        for view in (views.status_view, views.profile_view, views.metadata_view, views.summary_view):
+            assert "free some space there" in view(picture)["problem"]
+        connection.execute("PRAGMA max_page_count = 1000000")
+        await stored
+        picture = engine.picture()
+        assert "problem" not in views.status_view(picture) | views.metadata_view(picture)
+        await engine.close()
+
+    play(scenario)
+    with StoreReader(experiment.folder.database) as reader:
+        assert [len(trial.message) for trial in reader.trials()] == [100_000]

@@ -4,9 +4,12 @@ import threading
 
 import pytest
 
+from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import commits
 from nni_manager.store.store import Store, StoreBusy, StoreReader, TrialRow
+from nni_sdk.records import encode
+from trial_keeper.wire.messages import AttemptKey, Stream
 
 
 def row(number):
@@ -31,9 +34,10 @@ class Counting:
         self.committed = threading.Event()
 
     def commit(self, writes, now_s):
-        self.store.commit(writes, now_s)
+        stored = self.store.commit(writes, now_s)
         self.batches.append(len(writes))
         self.committed.set()
+        return stored
 
     def close(self):
         self.store.close()
@@ -156,3 +160,159 @@ def test_a_disk_that_stays_full_keeps_no_manager_from_its_end(database, tmp_path
     blocker.close()
     with StoreReader(database) as reader:
         assert reader.trials() == []
+
+
+FLOOD, QUIET = AttemptKey("flood", 0, "main-0"), AttemptKey("quiet", 0, "main-0")
+
+
+def metrics(key, count):
+    """What a chunk of so many records becomes."""
+    return Receiver(key).take(Stream.METRICS, 0, encode(0, key.trial_id, "PERIODICAL", 0, 0.5) * count)
+
+
+class Gate:
+    """A store that opens when the test says so, and remembers what each transaction brought."""
+
+    def __init__(self, store):
+        self.store = store
+        self.batches = []
+        self.opened = threading.Event()
+
+    def commit(self, writes, now_s):
+        self.opened.wait()
+        self.batches.append(writes)
+        return self.store.commit(writes, now_s)
+
+    def close(self):
+        self.store.close()
+
+    def batch_of(self, key):
+        """The number of the transaction with the first of a trial's records."""
+        return next(
+            number
+            for number, batch in enumerate(self.batches)
+            if any(isinstance(write, Commit) and write.key == key for write in batch)
+        )
+
+
+def play(scenario, database, tmp_path):
+    """Run a scenario with a group commit over a gate."""
+
+    async def run():
+        gate = Gate(open_store(database, tmp_path))
+        group = commits.GroupCommit(gate, pytest.fail)
+        try:
+            await asyncio.wait_for(scenario(group, gate), 60)
+        finally:
+            gate.opened.set()
+            await group.close()
+
+    asyncio.run(run())
+
+
+def test_a_flood_of_one_trial_delays_a_report_of_another_by_one_transaction(database, tmp_path):
+    async def scenario(group, gate):
+        flood = [group.add([commit]) for commit in metrics(FLOOD, 50_000)]
+        await asyncio.sleep(0)  # the first transaction is taken, and held up
+        report = group.add(metrics(QUIET, 1))
+        gate.opened.set()
+        await report
+        assert gate.batch_of(QUIET) == 1
+        assert sum(not each.done() for each in flood) > len(flood) // 2
+        await asyncio.gather(*flood)
+        assert len(gate.batches) > 3
+
+    play(scenario, database, tmp_path)
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("SELECT count(*) FROM metric").fetchone() == (50_001,)
+    connection.close()
+
+
+def test_a_trials_own_row_is_stored_no_later_than_what_it_says(database, tmp_path):
+    async def scenario(group, gate):
+        said = [group.add([commit]) for commit in metrics(FLOOD, 20_000)]
+        gate.opened.set()
+        await group.add([row(1)])
+        assert any(isinstance(write, TrialRow) for batch in gate.batches[:2] for write in batch)
+        await asyncio.gather(*said)
+
+    play(scenario, database, tmp_path)
+
+
+def test_of_a_row_that_changes_while_the_disk_hangs_only_the_newest_waits(database, tmp_path):
+    async def scenario(group, gate):
+        trial = Trial("t1", 1, {}, {}, 0.0, "t1")
+        first = group.add([TrialRow.of(trial)])
+        await asyncio.sleep(0)
+        one_row_bytes = group.waiting_bytes
+        waiting = []
+        for number in range(10_000):
+            trial.message = str(number)
+            waiting.append(group.add([TrialRow.of(trial)]))
+        assert group.waiting_bytes == 2 * one_row_bytes
+        gate.opened.set()
+        await asyncio.gather(first, *waiting)
+
+    play(scenario, database, tmp_path)
+    with StoreReader(database) as reader:
+        assert [trial.message for trial in reader.trials()] == ["9999"]
+
+
+def test_who_has_brought_enough_waits_and_others_need_not(database, tmp_path):
+    async def scenario(group, gate):
+        offset = 0
+        while group.has_room(group.waiting_bytes_of(FLOOD)):
+            group.add([Commit(FLOOD, Stream.STDOUT, offset, offset + 2**18, data=bytes(2**18))])
+            offset += 2**18
+        assert offset <= commits.MOST_OF_ONE_BYTES
+        assert group.has_room(group.waiting_bytes_of(QUIET))
+        waiting = asyncio.ensure_future(group.room(lambda: group.waiting_bytes_of(FLOOD)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        gate.opened.set()
+        await waiting
+        await group.add([])
+        assert group.waiting_bytes == group.waiting_bytes_of(FLOOD) == 0
+
+    play(scenario, database, tmp_path)
+
+
+def test_many_floods_leave_room_for_those_who_have_nothing_waiting(database, tmp_path):
+    async def scenario(group, gate):
+        for number in range(1000):
+            key = AttemptKey(f"flood{number}", 0, "main-0")
+            if group.has_room(1):
+                group.add([Commit(key, Stream.STDOUT, 0, 2**18, data=bytes(2**18))])
+        assert not group.has_room(1)
+        assert group.has_room(0)
+        assert group.waiting_bytes < commits.MOST_BYTES
+        gate.opened.set()
+
+    play(scenario, database, tmp_path)
+
+
+def test_a_store_without_room_says_how_much_there_is_and_goes_on_when_there_is_more(
+    database, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(commits, "RETRY_S", 0.01)
+    store = open_store(database, tmp_path)
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+
+    async def run():
+        group = commits.GroupCommit(store, pytest.fail)
+        waiting = [group.add([commit]) for commit in metrics(FLOOD, 5000)]
+        while not group.problem:
+            await asyncio.sleep(0)
+        assert "database or disk is full; it has 0 MB, and" in group.problem
+        assert "MB are free on its disk: free some space there" in group.problem
+        assert not all(each.done() for each in waiting)
+        store._connection.execute("PRAGMA max_page_count = 100000")
+        await asyncio.wait_for(asyncio.gather(*waiting), 60)
+        assert group.problem == ""
+        await group.close()
+
+    asyncio.run(run())
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("SELECT count(*) FROM metric").fetchone() == (5000,)
+    connection.close()

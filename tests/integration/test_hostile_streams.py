@@ -30,6 +30,9 @@ class OpenSession:
         for _ in range(gate.words):
             self.outgoing.put_nowait(Leave("x" * gate.word_characters))
 
+    async def ready(self):
+        pass
+
     def receive(self, message):
         if self.gate.bug == "receive":
             raise KeyError("a secret of the manager")

@@ -171,7 +171,7 @@ async def say_much(folder):
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", 0, "main-0")
         small = [Chunk(key, Stream.METRICS, number, b"x") for number in range(3 * MESSAGES_AT_ONCE)]
-        large = [Chunk(key, Stream.METRICS, number, bytes(400 * 1024)) for number in range(8)]
+        large = [Chunk(key, Stream.METRICS, number, bytes(BYTES_AT_ONCE * 2 // 5)) for number in range(8)]
         for message in (*small, *large):
             link.send(message)
         while len(brought) < 1 + len(small) + len(large):

@@ -17,6 +17,7 @@ from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.receiving import Receiver
 from nni_manager.domain.trial import Trial
+from nni_manager.engine.keepers import collection_ended
 from nni_manager.errors import NniManagerError
 from nni_manager.store import store as store_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
@@ -309,6 +310,20 @@ def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_
         "trial t1",
         "trial t2",
     ]
+
+
+def test_what_is_cut_of_a_trial_is_told_where_it_is_listed_and_beside_its_log(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    cut = collection_ended(Stream.STDOUT, folder.path / "stdout")
+    store = Store(folder.database, folder.collected_logs)
+    trial = Trial("t0", 0, {}, {}, 1.0, "t0", warning=f"{cut}\nanother line")
+    key = AttemptKey("t0", 0, "main-0")
+    store.commit([TrialRow.of(trial), *Receiver(key).take(Stream.STDOUT, 0, b"hello\n")], 1.0)
+    store.close()
+    assert f"{1 << 30} bytes (1 GiB)" in cut
+    code, _, err = nnictl("trial", "ls", "abc11111")
+    assert (code, err) == (0, f"WARNING: trial t0: {cut}\nWARNING: trial t0: another line\n")
+    assert nnictl("log", "trial", "abc11111", "-T", "t0")[2] == err
 
 
 @pytest.mark.parametrize("where", ["workspace", "collected"])

@@ -40,6 +40,7 @@ from trial_keeper.core.keeper import Keeper
 from trial_keeper.core.link import FIRST_RETRY_S, LinkState
 from trial_keeper.core.replication import ChunkToSend
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.limits import COLLECTED_BYTES
 from trial_keeper.wire.messages import (
     AttemptKey,
     AttemptOffsets,
@@ -759,3 +760,15 @@ class KeeperLife(RuleBasedStateMachine):
 
 TestKeeperLife = KeeperLife.TestCase
 TestKeeperLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("is_seen_while_it_runs", [True, False])
+def test_a_stream_beyond_its_limit_is_told_once(play, monkeypatch, is_seen_while_it_runs) -> None:
+    monkeypatch.setitem(COLLECTED_BYTES, Stream.METRICS, 12)
+    play.running()
+    if is_seen_while_it_runs:
+        for size in (12, 13, 14):
+            play.at(1, StreamsGrew(KEY, {Stream.METRICS: size}))
+    play.at(2, exited(size=20))
+    told = [text for text in play.log if "metrics has reached the 12 bytes that are collected" in text]
+    assert len(told) == 1

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.receiving import Commit, Receiver, StreamBroken
-from nni_sdk.records import encode
+from nni_manager.domain.receiving import RECORDS_AT_ONCE, Commit, Receiver, StreamBroken
+from nni_sdk.records import MAX_FRAME_BYTES, encode
+from trial_keeper.wire.limits import COLLECTED_BYTES
 from trial_keeper.wire.messages import AttemptKey, Stream
 
 KEY = AttemptKey("abcde", 0, "main")
@@ -181,3 +182,81 @@ def test_behind_the_end_of_an_attempt_nothing_is_taken(a_receiver) -> None:
     assert receiver.take(STDOUT, 3, b"lo, and more") == [Commit(KEY, STDOUT, 3, 5, data=b"lo")]
     assert receiver.take(STDOUT, 5, b"and more") == []
     assert receiver.take(METRICS, len(FIRST), SECOND) == []
+
+
+def test_many_records_are_several_commits_that_follow_each_other(a_receiver) -> None:
+    litter = b"not a record\n"
+    one = FIRST * (RECORDS_AT_ONCE // 2) + litter
+    commits = a_receiver().take(METRICS, 0, litter + one * 5)
+    assert [len(commit.records) for commit in commits] == [RECORDS_AT_ONCE] * 2 + [RECORDS_AT_ONCE // 2]
+    assert [commit.offset for commit in commits[1:]] == [commit.new_offset for commit in commits[:-1]]
+    assert commits[-1].new_offset == len(litter + one * 5)
+    assert sum(span.length for commit in commits for span in commit.garbage) == 6 * len(litter)
+    for commit in commits:
+        places = [record.offset for record in commit.records] + [span.offset for span in commit.garbage]
+        assert all(commit.offset <= place < commit.new_offset for place in places)
+
+
+def test_a_long_record_that_comes_in_small_pieces_is_looked_at_once(a_receiver, monkeypatch) -> None:
+    from nni_manager.domain import receiving
+
+    looks = []
+    monkeypatch.setattr(
+        receiving, "decode", lambda data, offset: looks.append(len(data)) or records_of(data, offset)
+    )
+    from nni_sdk.records import decode as records_of
+
+    receiver = a_receiver()
+    frame = encode(0, "abcde", "FINAL", 0, "x" * 100_000)
+    for offset in range(0, len(frame), 100):
+        commits = receiver.take(METRICS, offset, frame[offset : offset + 100])
+    assert values(commits) == ['"' + "x" * 100_000 + '"']
+    assert len(looks) == 1
+
+
+def test_a_line_without_an_end_is_never_held_longer_than_the_longest_record(a_receiver) -> None:
+    receiver, piece = a_receiver(), b"x" * 65_536
+    given_up = 0
+    for number in range(40):
+        commits = receiver.take(METRICS, number * len(piece), piece)
+        given_up += sum(span.length for commit in commits for span in commit.garbage)
+    assert 40 * len(piece) - given_up <= MAX_FRAME_BYTES
+
+
+@pytest.fixture
+def small_limits(monkeypatch) -> None:
+    for stream in Stream:
+        monkeypatch.setitem(COLLECTED_BYTES, stream, len(FIRST) + 20)
+
+
+def test_what_lies_beyond_the_limit_is_passed_over_and_not_waited_for(a_receiver, small_limits) -> None:
+    limit = COLLECTED_BYTES[STDOUT]
+    receiver = a_receiver()
+    (commit,) = receiver.take(STDOUT, 0, b"x" * 500)
+    assert (commit.new_offset, commit.data, commit.is_last_collected) == (limit, b"x" * limit, True)
+    assert receiver.take(STDOUT, limit, b"y" * 10) == []
+    assert receiver.received(STDOUT) == limit
+    receiver.end({STDOUT: 10_000})
+    assert not receiver.is_complete
+    receiver.committed(commit)
+    assert receiver.is_complete
+
+
+def test_a_record_across_the_limit_is_none_and_the_offset_is_right_all_the_same(
+    a_receiver, small_limits
+) -> None:
+    receiver = a_receiver()
+    whole, torn = receiver.take(METRICS, 0, FIRST + SECOND)
+    assert values([whole, torn]) == ["0.0"]
+    assert (torn.new_offset, [span.length for span in torn.garbage]) == (len(FIRST) + 20, [20])
+    assert [commit.is_last_collected for commit in (whole, torn)] == [False, True]
+    commit_all(receiver, [whole, torn])
+    receiver.end({METRICS: len(FIRST + SECOND)})
+    assert receiver.is_complete
+    restarted = Receiver.restored(KEY, receiver.durable)
+    assert restarted.take(METRICS, 0, FIRST + SECOND) == []
+
+
+def test_a_stream_that_just_fits_is_not_cut(a_receiver, small_limits) -> None:
+    (commit,) = a_receiver().take(STDOUT, 0, b"x" * (COLLECTED_BYTES[STDOUT] - 1))
+    assert not commit.is_last_collected

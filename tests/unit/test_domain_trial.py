@@ -164,11 +164,10 @@ def test_an_attempt_that_is_told_again_keeps_what_it_has(a_trial) -> None:
 
 def test_a_task_has_delivered_when_its_end_is_told_and_nothing_is_missing(a_trial):
     trial = a_trial()
-    key, later = AttemptKey(trial.trial_id, 0, "main-0"), AttemptKey(trial.trial_id, 1, "main-0")
-    trial.began(key, 1.0)
-    assert not trial.has_delivered(key)
-    trial.ended_in(TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0))
-    assert not trial.has_delivered(key)
-    trial.undelivered.discard(key.task)
-    assert trial.has_delivered(key)
-    assert not trial.has_delivered(later)
+    trial.began(FIRST, 1.0)
+    assert not trial.has_delivered(FIRST)
+    trial.ended_in(an_end())
+    assert not trial.has_delivered(FIRST)
+    trial.undelivered.discard(FIRST.task)
+    assert trial.has_delivered(FIRST)
+    assert not trial.has_delivered(SECOND)

@@ -140,3 +140,46 @@ def test_a_relay_that_nobody_reads_holds_no_file(pipe, source):
     for _ in range(50):
         relay.follow(source)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_lines_that_nobody_reads_are_left_out_and_counted(pipe, monkeypatch):
+    monkeypatch.setattr(relay_module, "_MOST_LINES_BYTES", 10_000)
+    relay = Relay(pipe[1])
+    line = "x" * 99 + "\n"
+    for _ in range(5000):
+        relay.say(line)
+    # What the pipe took is no more held, so somewhat more than the limit has come through.
+    assert relay._lines_bytes <= 10_000
+    left_out = relay._left_out
+    assert left_out > 3000
+    read = threading.Event()
+    seen = bytearray()
+
+    def drain():
+        while data := os.read(pipe[0], 65_536):
+            seen.extend(data)
+            if b"left out" in seen:
+                read.set()
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    while not read.wait(0.01):
+        relay.say("and so on\n")
+    end_of(relay)
+    os.close(pipe[1])
+    pipe[1] = None
+    reader.join()
+    assert b"lines were left out here: nobody read them\nand so on\n" in seen
+
+
+def test_files_that_nobody_reads_do_not_stay_open_without_end(pipe, source, monkeypatch):
+    monkeypatch.setattr(relay_module, "_MOST_SOURCES", 3)
+    append(source, b"x" * 1_000_000)
+    relay = following(pipe[1], source)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        relay.follow(source)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    os.close(pipe[0])
+    pipe[0] = None
+    end_of(relay)

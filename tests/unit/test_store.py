@@ -1,6 +1,7 @@
 import contextlib
 import json
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.errors import Bug
+from nni_manager.store import store as store_module
 from nni_manager.store.store import (
     QUERIES,
     SCHEMA_VERSION,
@@ -256,3 +258,92 @@ def test_every_query_is_sql_that_fits_the_schema(store):
 
 def test_the_database_is_closed_to_other_users(store, database):
     assert database.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, store_module.ROWS_OF_A_PAGE, 2 * store_module.ROWS_OF_A_PAGE + 1])
+def test_pages_hold_every_record_once_and_in_order(store, reader, count):
+    other = AttemptKey("fGhIj", 0, "main-0")
+    trials = [a_trial(), a_trial(trial_id=other.trial_id, sequence_id=1)]
+    commits = [a_commit(*range(n), key=key) for key, n in ((KEY, count), (other, 7)) if n]
+    store.commit([*map(TrialRow.of, trials), *commits], 1.0)
+    pages = list(reader.metric_pages(None, 0, 99))
+    assert all(1 <= len(page) <= store_module.ROWS_OF_A_PAGE for page in pages)
+    assert [(row.trial_id, row.value) for page in pages for row in page] == [
+        (key.trial_id, str(value)) for key, n in ((KEY, count), (other, 7)) for value in range(n)
+    ]
+    assert len(reader.metrics_of(KEY.trial_id)) == count
+    assert reader.metrics_of("nobody") == []
+
+
+def test_whoever_takes_pages_slowly_keeps_the_log_from_nothing(store, reader, database):
+    store.commit([TrialRow.of(a_trial()), a_commit(*range(3 * store_module.ROWS_OF_A_PAGE))], 1.0)
+    pages = reader.metric_pages(None, 0, 99)
+    next(pages)
+    (is_busy, _, _) = store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert not is_busy
+
+
+def test_the_write_ahead_log_stays_small_also_when_somebody_always_reads(store, database, monkeypatch):
+    monkeypatch.setattr(store_module, "LARGEST_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(store_module, "_FOLD_EVERY_S", 0.0)
+    store.commit([TrialRow.of(a_trial())], 1.0)
+    is_over, turn = threading.Event(), threading.Barrier(3)
+
+    def read():
+        connection = sqlite3.connect(database, isolation_level=None)
+        turn.wait()
+        while not is_over.wait(0.0):
+            connection.execute("BEGIN")
+            connection.execute("SELECT count(*) FROM stream").fetchone()
+            is_over.wait(0.01)
+            connection.execute("COMMIT")
+        connection.close()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    turn.wait()
+    offset, largest = 0, 0
+    for _ in range(110):
+        commit = a_commit(*["x" * 1000] * 100, offset=offset)
+        store.commit([commit], 1.0)
+        offset = commit.new_offset
+        largest = max(largest, Path(f"{database}-wal").stat().st_size)
+    is_over.set()
+    for reader in readers:
+        reader.join()
+    assert offset > 10 << 20
+    assert largest < 6 << 20
+
+
+def test_a_reader_without_end_is_told_long_before_the_disk_is_full(store, database, monkeypatch):
+    monkeypatch.setattr(store_module, "LARGEST_LOG_BYTES", 1 << 16)
+    monkeypatch.setattr(store_module, "_HOPELESS_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(store_module, "_FOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(store_module, "_FOLD_WAIT_MS", 1)
+    store.commit([TrialRow.of(a_trial())], 1.0)
+    endless = sqlite3.connect(database, isolation_level=None)
+    endless.execute("BEGIN")
+    endless.execute("SELECT count(*) FROM stream").fetchone()
+    offset, told = 0, ""
+    while not told and offset < 100 << 20:
+        commit = a_commit(*["x" * 10_000] * 20, offset=offset)
+        told, offset = store.commit([commit], 1.0).problem, commit.new_offset
+    assert f"cannot shorten {database}-wal, which has 1 MB" in told
+    assert f"`fuser {database}` names it" in told
+    endless.execute("COMMIT")
+    endless.close()
+    assert (
+        store.commit(
+            [ExperimentRow(ExperimentState.RUNNING, "", 0.0, None, keeper_has_matched=True)], 1.0
+        ).problem
+        == ""
+    )
+
+
+def test_the_end_of_what_is_collected_of_a_log_stands_in_it_once(store, tmp_path, reader):
+    piece = Commit(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
+    for _ in range(2):
+        store.commit([piece], 1.0)
+    assert log_path(tmp_path / "logs", KEY, Stream.STDOUT).read_bytes() == b"hello cut"
+    assert reader.offsets(KEY) == {Stream.STDOUT: 5}

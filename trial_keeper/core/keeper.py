@@ -15,6 +15,7 @@ All times named `now_s` are by the host's monotonic clock; `at_s` inside events 
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 
 from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState
@@ -50,6 +51,7 @@ from trial_keeper.core.events import (
 from trial_keeper.core.link import Link, LinkEvent, LinkState, share_of
 from trial_keeper.exit_codes import KeeperExit, known, of_signal
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.limits import COLLECTED_BYTES
 from trial_keeper.wire.messages import (
     AttemptKey,
     AttemptOffsets,
@@ -58,6 +60,7 @@ from trial_keeper.wire.messages import (
     Leave,
     RunTrial,
     StopTrial,
+    Stream,
     TrialEnded,
 )
 from trial_keeper.wire.reasons import ExitReason
@@ -113,10 +116,7 @@ class Keeper:
     def _handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case StreamsGrew():
-                attempt = self.attempts.get(event.key)
-                if attempt is not None:
-                    attempt.replication.grew(event.sizes)
-                return []
+                return self._note_growth(event)
             case StreamCut():
                 return self._note_cut(event)
             case Durable():
@@ -261,6 +261,7 @@ class Keeper:
         attempt.happened(AttemptEvent.EXITED)
         attempt.ended = ended
         attempt.kill_at_s = None
+        before = attempt.replication.beyond_collection
         attempt.replication.ended(ended.final_sizes)
         self.current = None
         self._idle_since_s = now_s
@@ -268,7 +269,12 @@ class Keeper:
         if not self.settings.is_reused:
             self._own_code = ended.exit_code
         text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
-        effects: list[Effect] = [RecordExit(ended), LogDecision(None, text), *self._tell_end(attempt)]
+        effects: list[Effect] = [
+            *self._tell_limits(attempt, before, None),
+            RecordExit(ended),
+            LogDecision(None, text),
+            *self._tell_end(attempt),
+        ]
         if self.settings.max_trials and self._served >= self.settings.max_trials and not self._is_leaving:
             self._start_leaving(now_s)
             effects.append(
@@ -309,6 +315,27 @@ class Keeper:
         return [LogDecision(attempt.key, text), SignalTrial(attempt.key, kill=True)]
 
     # ---- the attempts that are not closed
+
+    def _note_growth(self, event: StreamsGrew) -> list[Effect]:
+        attempt = self.attempts.get(event.key)
+        if attempt is None:
+            return []
+        before = attempt.replication.beyond_collection
+        attempt.replication.grew(event.sizes)
+        return self._tell_limits(attempt, before, event.key)
+
+    def _tell_limits(
+        self, attempt: Attempt, before: Collection[Stream], key: AttemptKey | None
+    ) -> list[Effect]:
+        return [
+            LogDecision(
+                key,
+                f"{stream.value} has reached the {COLLECTED_BYTES[stream]} bytes that are collected of it; "
+                "what follows stays in its file and is not sent",
+            )
+            for stream in attempt.replication.beyond_collection
+            if stream not in before
+        ]
 
     def is_due(self, effect: SendChunk) -> bool:
         """Whether the chunk is still to be sent, after what an earlier one of the same round has met."""

@@ -13,6 +13,8 @@ can never be skipped, because nothing but the manager's word moves `durable`.
 The distance between sent and durable is bounded per stream (the window), so neither side ever holds more than that in
 memory, however long the manager is away: the bytes wait in the file.
 
+Only the first bytes of a stream are collected (`trial_keeper.wire.limits`); those beyond stay in the file and are never sent.
+
 Somebody may cut a file all the same. That is noticed, and believed, when bytes that are due cannot be read because the file is
 shorter: what is gone can be sent by nobody, so the stream ends there for good, and what is appended later does not count.
 """
@@ -20,6 +22,7 @@ shorter: what is gone can be sent by nobody, so the stream ends there for good, 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trial_keeper.wire.limits import COLLECTED_BYTES, collected
 from trial_keeper.wire.messages import Offsets, Stream
 
 # A metric never waits behind more than one of these on its way into the link: 20 ms at 100 Mbit/s. Smaller ones would cost half
@@ -71,6 +74,13 @@ class Replication:
         for stream, size in sizes.items():
             progress = self._progress[stream]
             progress.size = max(progress.size, progress.counted(size))
+
+    @property
+    def beyond_collection(self) -> tuple[Stream, ...]:
+        """The streams of which there is more than is ever sent."""
+        return tuple(
+            stream for stream, progress in self._progress.items() if progress.size > COLLECTED_BYTES[stream]
+        )
 
     def ended(self, final_sizes: Offsets) -> None:
         """The attempt is over: bytes after these sizes do not count."""
@@ -130,7 +140,7 @@ class Replication:
             urgent = stream is Stream.METRICS
             largest = METRICS_CHUNK_BYTES if urgent else LOG_CHUNK_BYTES
             window = METRICS_WINDOW_BYTES if urgent else LOG_WINDOW_BYTES
-            limit = min(progress.size, progress.durable + window)
+            limit = min(collected(stream, progress.size), progress.durable + window)
             while progress.sent < limit:
                 size_bytes = min(largest, limit - progress.sent)
                 chunks.append(ChunkToSend(stream, progress.sent, size_bytes))

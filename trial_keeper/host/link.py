@@ -16,7 +16,7 @@ from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, why_not_trusted
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
-from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Usage, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -50,9 +50,10 @@ _REFUSALS = (
 )
 
 
-# What goes into one message of the stream: well below what a server takes.
+# What goes into one message of the stream: one chunk, and well below what a server takes. The manager holds one of each keeper
+# while its disk hangs, so with 1,000 of them larger ones would be most of its memory.
 MESSAGES_AT_ONCE = 64
-BYTES_AT_ONCE = 1024 * 1024
+BYTES_AT_ONCE = 256 * 1024
 
 
 def _size_of(message: KeeperMessage) -> int:
@@ -75,7 +76,15 @@ class _Outgoing:
         self._burst_bytes = 0
 
     def put(self, message: KeeperMessage) -> None:
-        """Queue a message. The queue is as short as the replication windows are small."""
+        """Queue a message. The queue is as short as the replication windows are small.
+
+        All else is said once in a link or an attempt. Of what an attempt uses only the newest waits, so that a manager which
+        takes nothing for a day costs nothing.
+        """
+        if isinstance(message, Usage):
+            self._urgent = deque(
+                other for other in self._urgent if not (isinstance(other, Usage) and other.key == message.key)
+            )
         if isinstance(message, Chunk) and message.stream is not Stream.METRICS:
             self._logs.append(message)
         else:

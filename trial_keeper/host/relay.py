@@ -9,6 +9,10 @@ from pathlib import Path
 _COPY_BYTES = 64 * 1024
 # A log collector that does not read must not keep the job from ending.
 _LONGEST_DRAIN_S = 5.0
+# What waits for a reader that does not read. A keeper says a line or two of each trial, so this is the story of thousands.
+_MOST_LINES_BYTES = 1 << 20
+# Each is an open file, of which a process may have 1,024; a job that runs trials in turn goes on without the reader.
+_MOST_SOURCES = 64
 
 
 class Relay:
@@ -23,6 +27,9 @@ class Relay:
         self._target = target
         self._sources: deque[int] = deque()
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._lines_bytes = 0
+        self._left_out = 0
+        self._lock = threading.Lock()
         self._has_news = threading.Event()
         self._has_news.set()  # what the file has already
         self._no_more_comes = threading.Event()
@@ -30,14 +37,29 @@ class Relay:
         self._thread.start()
 
     def follow(self, source: Path) -> None:
-        """Copy this file from now on; it exists. The one before is copied to its end first, and grows no more."""
-        if self._thread.is_alive():
+        """Copy this file from now on; it exists. The one before is copied to its end first, and grows no more.
+
+        When nobody has read what very many files before it hold, it is left out: the workspace has it all the same.
+        """
+        if self._thread.is_alive() and len(self._sources) < _MOST_SOURCES:
             self._sources.append(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
             self._has_news.set()
 
     def say(self, line: str) -> None:
-        """Write a line. Returns at once."""
-        self._lines.put(line.encode(errors="replace"))
+        """Write a line. Returns at once. What nobody reads for long is left out, and counted."""
+        data = line.encode(errors="replace")
+        with self._lock:
+            if self._lines_bytes + len(data) > _MOST_LINES_BYTES:
+                self._left_out += 1
+                return
+            if self._left_out:
+                data = (
+                    f"trial-keeper: {self._left_out} lines were left out here: nobody read them\n".encode()
+                    + data
+                )
+                self._left_out = 0
+            self._lines_bytes += len(data)
+            self._lines.put(data)
         self._has_news.set()
 
     def look(self) -> None:
@@ -59,7 +81,10 @@ class Relay:
                 is_last_round = self._no_more_comes.is_set()
                 self._copy()
                 while not self._lines.empty():
-                    _write_all(self._target, self._lines.get())
+                    data = self._lines.get()
+                    _write_all(self._target, data)
+                    with self._lock:
+                        self._lines_bytes -= len(data)
         except OSError:
             return
         finally:

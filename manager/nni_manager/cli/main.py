@@ -533,6 +533,12 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
                 f"trial {each['id']}: {garbage[each['id']]} bytes of its metrics were no records and do not count; "
                 "see what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed while it reported"
             )
+        _print_warning(each)
+
+
+def _print_warning(trial: dict[str, Any]) -> None:
+    for line in trial["warning"].splitlines():
+        output.warning(f"trial {trial['id']}: {line}")
 
 
 @trial.command(epilog=_example("nnictl trial kill --trial-id aB3dE", "nnictl trial kill GvTf2bVe -T aB3dE"))
@@ -649,6 +655,8 @@ def log_trial(experiment_id: str | None, trial_id: str | None, stream: str, path
         raise UserMistake(
             f"cannot show {path}: the trial has put something else in its place ({error.strerror}); look at it with care"
         ) from error
+    sys.stdout.flush()
+    _print_warning(asked)
 
 
 def _trial_log(known: KnownExperiment, trial_id: str, word: str) -> Path | None:

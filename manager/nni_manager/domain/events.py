@@ -83,6 +83,14 @@ class TaskReported:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectionEnded:
+    """As much of a stream of an attempt was collected as ever is; `message` says which, and where all of it is."""
+
+    key: AttemptKey
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperIdle:
     """The keeper of a task has no trial to run."""
 
@@ -174,6 +182,7 @@ Event = (
     | AttemptEnded
     | AttemptDelivered
     | TaskReported
+    | CollectionEnded
     | KeeperIdle
     | AttemptMissing
     | AttemptLost

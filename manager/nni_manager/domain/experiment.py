@@ -29,6 +29,7 @@ from nni_manager.domain.events import (
     Begun,
     CancelTrial,
     CloseAttempt,
+    CollectionEnded,
     DismissJob,
     Effect,
     Event,
@@ -58,7 +59,7 @@ from nni_manager.domain.events import (
     UsageReported,
 )
 from nni_manager.domain.jobs import Job, Jobs, JobState
-from nni_manager.domain.metrics import reward
+from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
@@ -268,6 +269,8 @@ class Experiment:
                 return self._fail(event.message, now_s)
             case TaskReported():
                 return self._note_report(event.key)
+            case CollectionEnded():
+                return self._note_cut(event)
             case KeeperIdle():
                 return self._note_idle(event)
             case AttemptMissing():
@@ -356,8 +359,13 @@ class Experiment:
         if trial.state.is_final or not trial.counts(key):
             return []
         before = trial.reporter, trial.warning
-        trial.warning = trial.reported(key) or trial.warning
+        trial.warn(trial.reported(key))
         return [SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
+
+    def _note_cut(self, event: CollectionEnded) -> list[Effect]:
+        trial = self.trials[event.key.trial_id]
+        is_news = not trial.state.is_final and trial.counts(event.key) and trial.warn(event.message)
+        return [SaveTrial(trial)] if is_news else []
 
     def _note_metrics(self, event: MetricsStored) -> list[Effect]:
         trial = self.trials[event.key.trial_id]
@@ -366,7 +374,7 @@ class Experiment:
         has_news = False
         for is_final, value in event.records:
             if not is_final:
-                trial.intermediate = value
+                trial.intermediate = value if len(value) <= LONGEST_SHOWN_CHARACTERS else None
                 trial.intermediate_count += 1
             elif trial.final is None:  # a second final result is kept as a row, but the first one counts
                 trial.final = value

@@ -3,6 +3,9 @@
 import json
 import math
 
+# The newest intermediate result of every trial is kept in memory and shown in lists; a longer one is in its row only.
+LONGEST_SHOWN_CHARACTERS = 4096
+
 
 def reward(value: str) -> float | None:
     """The number the tuner is told: the metric itself, or a dict's `default`. None when there is no such finite number.

@@ -63,6 +63,11 @@ NO_NUMBER_IN_FINAL_RESULT = (
     "its final result has no finite number the tuner could use; report a number, "
     'or a dict with a number under "default"'
 )
+METRICS_ARE_CUT = "its metrics are cut"
+"""How the warning begins that tells it."""
+NO_FINAL_RESULT_BEFORE_THE_CUT = (
+    "no final result is among the metrics that were collected, see the warning; report less, or less often"
+)
 
 
 class TrialEvent(Enum):
@@ -149,7 +154,7 @@ class Trial:
         elif self.reason is not None:
             self.state = FINAL_STATE[self.reason]
             if self.is_without_result:
-                self.message = NO_FINAL_RESULT if self.final is None else NO_NUMBER_IN_FINAL_RESULT
+                self.message = self._why_without_result
         else:
             raise KeyError(f"trial {self.trial_id} is closed without a reason")
 
@@ -157,6 +162,20 @@ class Trial:
     def is_without_result(self) -> bool:
         """Whether it succeeded, and yet gave the tuner nothing to learn from; `message` says why."""
         return self.state is TrialState.SUCCEEDED and self.value is None
+
+    @property
+    def _why_without_result(self) -> str:
+        if self.final is not None:
+            return NO_NUMBER_IN_FINAL_RESULT
+        return NO_FINAL_RESULT_BEFORE_THE_CUT if METRICS_ARE_CUT in self.warning else NO_FINAL_RESULT
+
+    def warn(self, text: str) -> bool:
+        """Add a line that somebody should read; whether it is a new one."""
+        lines = self.warning.splitlines()
+        if not text or text in lines:
+            return False
+        self.warning = "\n".join([*lines, text])
+        return True
 
     def counts(self, key: AttemptKey) -> bool:
         """Whether anything of this attempt matters: it is the newest of its task."""

@@ -68,6 +68,7 @@ from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.limits import COLLECTED_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
@@ -106,7 +107,13 @@ class Engine:
         self.experiment = experiment_of(self.stored, config)
         self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
         self.keepers = Keepers(
-            self.experiment, self.stored.secret, config.version_check, self.commits, self.reader, self.post
+            self.experiment,
+            self.stored.secret,
+            config.version_check,
+            self.commits,
+            self.reader,
+            folder.workspace,
+            self.post,
         )
         self.finished = asyncio.Event()
         """Set when the experiment is over and nothing runs any more."""
@@ -163,7 +170,10 @@ class Engine:
             if left.ended is not None:
                 trial.ended_in(left.ended)
                 durable = self.reader.offsets(left.key)
-                if all(durable.get(stream, 0) >= size for stream, size in left.ended.final_sizes.items()):
+                if all(
+                    durable.get(stream, 0) >= collected(stream, size)
+                    for stream, size in left.ended.final_sizes.items()
+                ):
                     trial.undelivered.discard(left.key.task)
 
     async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
@@ -592,7 +602,10 @@ class Engine:
                 self.folder.workspace, left.key, stream, self.keepers.received(left.key, stream), size
             )
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                await self.commits.room()
                 self.keepers.take(left.key, stream, *piece)
+                if self.keepers.received(left.key, stream) >= COLLECTED_BYTES[stream]:
+                    break
 
     # ---- time
 

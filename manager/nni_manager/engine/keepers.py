@@ -3,13 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from nni_manager.domain.events import (
     AttemptDelivered,
     AttemptEnded,
     AttemptMissing,
     AttemptStarted,
+    CollectionEnded,
     Event,
     KeeperIdle,
     KeeperMatched,
@@ -20,12 +23,14 @@ from nni_manager.domain.events import (
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
-from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.outgoing import Outgoing
 from nni_manager.engine.probe import ProbeSession
 from nni_manager.engine.tokens import is_token, token_of
 from nni_manager.store.store import StoreReader
 from trial_keeper import __version__
+from trial_keeper.wire.limits import COLLECTED_BYTES
 from trial_keeper.wire.messages import (
     AttemptKey,
     AttemptOffsets,
@@ -46,10 +51,17 @@ from trial_keeper.wire.messages import (
 )
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.versions import mismatch_message, versions_agree
+from trial_keeper.wire.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
 _SPARE_STREAMS = 14
+# Of one task of a trial, not closed. A cluster that begins a task anew this often has a user who should look at it.
+OPEN_ATTEMPTS = 1000
+# What a trial keeps of its end in memory and in the list of trials: twice what a keeper sends of stderr.
+MESSAGE_CHARACTERS = 8192
+# One line each in the manager's log; the count of all is in the store, and `nnictl trial ls` tells it.
+GARBAGE_LINES = 10
 
 
 class KeeperSession:
@@ -58,9 +70,15 @@ class KeeperSession:
     def __init__(self, keepers: "Keepers", job_id: str, task: str) -> None:
         self.job_id = job_id
         self.task = task
-        self.outgoing: asyncio.Queue[ManagerMessage | None] = asyncio.Queue()
+        self.outgoing = Outgoing()
         """What to send; None ends the stream."""
         self._keepers = keepers
+        self._speaks_of: set[AttemptKey] = set()
+        """The attempts of which something may wait to be stored."""
+
+    async def ready(self) -> None:
+        """Wait until more of this keeper can be taken: what it has brought must be stored first, or what others have."""
+        await self._keepers.commits.room(self._waiting_bytes)
 
     def receive(self, message: KeeperMessage) -> None:
         """Take what the keeper says.
@@ -69,7 +87,14 @@ class KeeperSession:
             StreamBroken: bytes are missing; the keeper must connect again.
             ProtocolBroken: it speaks of another keeper's trial, or says Hello twice.
         """
+        if not isinstance(message, Hello | Idle):
+            self._speaks_of.add(message.key)
         self._keepers.receive(self, message)
+
+    def _waiting_bytes(self) -> int:
+        waiting = {key: self._keepers.commits.waiting_bytes_of(key) for key in self._speaks_of}
+        self._speaks_of = {key for key, size_bytes in waiting.items() if size_bytes}
+        return sum(waiting.values())
 
     def closed(self) -> None:
         """The stream is gone."""
@@ -89,16 +114,20 @@ class Keepers:
         check_versions: bool,
         commits: GroupCommit,
         reader: StoreReader,
+        workspace: Workspace,
         post: Callable[[Event], None],
     ) -> None:
         self._experiment = experiment
         self._secret = secret
         self._check_versions = check_versions
-        self._commits = commits
+        self.commits = commits
+        """Where all that keepers bring is stored."""
         self._reader = reader
+        self._workspace = workspace
         self._post = post
         self._sessions: dict[str, dict[str, KeeperSession]] = {}
         self._receivers: dict[AttemptKey, Receiver] = {}
+        self._garbage_lines: dict[AttemptKey, int] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._sessions.values()))
@@ -199,7 +228,7 @@ class Keepers:
                 self._post(AttemptStarted(message.key, message.started_at_s))
             case TrialEnded():
                 self._own_trial(session, message.key)
-                self.end(message)
+                self.end(replace(message, message=message.message[-MESSAGE_CHARACTERS:]))
             case Hello():
                 raise ProtocolBroken(
                     "cannot take a second Hello on one stream; use the keeper that comes with the manager"
@@ -223,7 +252,10 @@ class Keepers:
             StreamBroken: bytes are missing before them.
         """
         receiver = self._receiver(key)
-        self._store(receiver, receiver.take(stream, offset, data))
+        commits = receiver.take(stream, offset, data)
+        if commits and commits[-1].is_last_collected:
+            commits[-1] = self._cut(commits[-1])
+        self._store(receiver, commits)
 
     def end(self, ended: TrialEnded) -> None:
         """The end of an attempt is known; it is delivered when all its bytes are durable."""
@@ -255,7 +287,11 @@ class Keepers:
     def close(self, key: AttemptKey) -> None:
         """Everything about the attempt is stored: its keeper may forget it."""
         self._send(key, Durable(self._offsets(key, closed=True)))
-        self._receivers.pop(key, None)
+        if self._experiment.trials[key.trial_id].state.is_final:
+            # With those that were never told to be over: nothing of them is taken any more.
+            for other in self._known_attempts(key):
+                self._drop(other)
+        self._drop(key)
 
     def forget_trial(self, trial: Trial) -> None:
         """The trial is lost: nothing more of it is taken, and a keeper that still speaks of it is told so."""
@@ -297,33 +333,52 @@ class Keepers:
         if any(commit.records for commit in commits):
             # First, so that whose records count is stored no later than they are.
             self._post(TaskReported(receiver.key))
-        if commits:
-            self._commits.add(commits).add_done_callback(partial(self._note_committed, receiver, commits))
+        for commit in commits:
+            self.commits.add([commit]).add_done_callback(partial(self._note_committed, receiver, commit))
 
-    def _note_committed(
-        self, receiver: Receiver, commits: list[Commit], done: "asyncio.Future[None]"
-    ) -> None:
+    def _cut(self, commit: Commit) -> Commit:
+        """Tell that nothing which follows this is collected; first, as above. The log itself says so, too."""
+        key, stream = commit.key, commit.stream
+        message = collection_ended(stream, self._workspace.attempt(key).stream(stream))
+        log.warning("trial %s: %s", key, message)
+        self._post(CollectionEnded(key, message))
+        is_log = stream is not Stream.METRICS
+        return replace(commit, postscript=f"\n[trial-keeper] {message}\n".encode()) if is_log else commit
+
+    def _note_committed(self, receiver: Receiver, commit: Commit, done: "asyncio.Future[None]") -> None:
         if done.cancelled() or done.exception() is not None:
             return  # the writer's own task reports it and ends the manager; nothing is acknowledged
         key = receiver.key
-        for commit in commits:
-            receiver.committed(commit)
-            for span in commit.garbage:
-                log.warning(
-                    "trial %s: %d bytes of metrics at %d are no record: %s",
-                    key,
-                    span.length,
-                    span.offset,
-                    span.reason,
-                )
+        receiver.committed(commit)
+        self._log_garbage(commit)
         self._send(key, Durable(AttemptOffsets(key, dict(receiver.durable))))
-        records = tuple(
-            (record.type == "FINAL", record.value) for commit in commits for record in commit.records
-        )
+        records = tuple((record.type == "FINAL", record.value) for record in commit.records)
         if records:
             self._post(MetricsStored(key, records))
         if receiver.is_complete:
             self._post(AttemptDelivered(key))
+
+    def _known_attempts(self, key: AttemptKey) -> list[AttemptKey]:
+        """Of the same trial and task."""
+        return [each for each in self._receivers if (each.trial_id, each.task) == (key.trial_id, key.task)]
+
+    def _drop(self, key: AttemptKey) -> None:
+        self._receivers.pop(key, None)
+        self._garbage_lines.pop(key, None)
+
+    def _log_garbage(self, commit: Commit) -> None:
+        for span in commit.garbage if commit.key in self._receivers else ():
+            told = self._garbage_lines[commit.key] = self._garbage_lines.get(commit.key, 0) + 1
+            if told > GARBAGE_LINES:
+                return
+            log.warning(
+                "trial %s: %d bytes of metrics at %d are no record: %s%s",
+                commit.key,
+                span.length,
+                span.offset,
+                span.reason,
+                "; of more such bytes nothing is said here" if told == GARBAGE_LINES else "",
+            )
 
     def _offsets(self, key: AttemptKey, *, closed: bool) -> AttemptOffsets:
         return AttemptOffsets(key, dict(self._receiver(key).durable), closed)
@@ -331,8 +386,22 @@ class Keepers:
     def _receiver(self, key: AttemptKey) -> Receiver:
         receiver = self._receivers.get(key)
         if receiver is None:
+            if len(self._known_attempts(key)) >= OPEN_ATTEMPTS:
+                raise ProtocolBroken(
+                    f"cannot take {key}: {OPEN_ATTEMPTS} attempts of this task are open already; stop the job"
+                )
             receiver = self._receivers[key] = Receiver.restored(key, self._reader.offsets(key))
         return receiver
+
+
+def collection_ended(stream: Stream, whole: Path) -> str:
+    """What is said of a stream of which no more is collected. `whole`: the file as the trial wrote it."""
+    size_bytes = COLLECTED_BYTES[stream]
+    what = METRICS_ARE_CUT if stream is Stream.METRICS else f"its {stream.value} is cut"
+    return (
+        f"{what} at {size_bytes} bytes ({size_bytes / (1 << 30):.3g} GiB), as much as is collected of one attempt; "
+        f"all of it is in {whole}; let the training code write less"
+    )
 
 
 def _stopped_for(trial: Trial, task: str) -> ExitReason | None:

@@ -16,6 +16,9 @@ class ProbeSession:
         self.outgoing.put_nowait(Welcome(__version__))
         self.outgoing.put_nowait(None)
 
+    async def ready(self) -> None:
+        """At any time."""
+
     def receive(self, message: KeeperMessage) -> None:
         """Nothing may follow the Hello of a probe.
 

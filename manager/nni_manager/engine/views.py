@@ -119,9 +119,14 @@ def metric_view(row: MetricRow) -> dict[str, Any]:
     }
 
 
-def status_view(experiment: Experiment) -> dict[str, Any]:
-    """The experiment's state, and what stopped it."""
-    return {"status": experiment.state.value, "errors": errors_view(experiment)}
+def status_view(picture: Picture) -> dict[str, Any]:
+    """The experiment's state, what stopped it, and what it needs a person for, if for anything."""
+    experiment = picture.experiment
+    return {"status": experiment.state.value, "errors": errors_view(experiment)} | _problem(picture)
+
+
+def _problem(picture: Picture) -> dict[str, str]:
+    return {"problem": picture.problem} if picture.problem else {}
 
 
 def counts_view(experiment: Experiment) -> dict[str, int]:
@@ -168,7 +173,7 @@ def profile_view(picture: Picture) -> dict[str, Any]:
                 },
             },
         }
-    )
+    ) | _problem(picture)
 
 
 def metadata_view(picture: Picture) -> dict[str, Any]:
@@ -183,7 +188,7 @@ def metadata_view(picture: Picture) -> dict[str, Any]:
             "endTime": _ms(picture.ended_at_s) if picture.experiment.state.is_over else None,
             "logDir": str(picture.folder.path),
         }
-    )
+    ) | _problem(picture)
 
 
 def summary_view(picture: Picture) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import logging
 import resource
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import grpc
@@ -33,7 +34,7 @@ from trial_keeper.wire.convert import (
     keeper_messages_from_bytes,
     manager_messages_to_bytes,
 )
-from trial_keeper.wire.messages import Hello, KeeperMessage, ManagerMessage
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, ManagerMessage, Stream
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,10 @@ _MOST_TOLD_AT_ONCE = 1024
 # Refusals that are logged at once, and how many more each second: a stranger who knocks without end must not fill the disk.
 _REFUSALS_LOGGED_AT_ONCE = 50
 _REFUSALS_LOGGED_PER_S = 1.0
+# At 10 ms per round trip 25 MB/s of each keeper, which is more than can be stored of one.
+READ_AHEAD_BYTES = 256 * 1024
+# Metrics are taken in pieces of this size, about 3 ms of work, so that a report of another trial never waits for a whole chunk.
+METRICS_AT_ONCE_BYTES = 64 * 1024
 _SERVER_OPTIONS = [
     # A keeper that is gone without a word is noticed within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
@@ -75,8 +80,12 @@ _SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two managers on one port must not share its keepers
-    # The largest chunk of metrics and its frame.
-    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    # What is received of a stream while nobody reads it. gRPC would otherwise let it grow with the speed of the link, to 18 MB of
+    # each stream on this machine: with as many keepers as there may be, all of the memory.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
+    # Four times what a keeper puts into one message: its chunk, and the last words of many trials.
+    ("grpc.max_receive_message_length", 1024 * 1024),
     # A job's id, its token, and what gRPC adds are below 1 KiB.
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 8 * 1024),
@@ -95,6 +104,9 @@ class Session(Protocol):
     @property
     def outgoing(self) -> "asyncio.Queue[ManagerMessage | None]":
         """What to send; None ends the stream."""
+
+    async def ready(self) -> None:
+        """Wait until a message may be taken. Meanwhile nothing is read from the stream, and its keeper's bytes stay in files."""
 
     def receive(self, message: KeeperMessage) -> None:
         """Take a message."""
@@ -224,7 +236,27 @@ async def _send(session: Session, context: Context) -> None:
 async def _receive(session: Session, requests: AsyncIterator[bytes]) -> None:
     async for request in requests:
         for message in keeper_messages_from_bytes(request):
-            session.receive(message)
+            for piece in _pieces(message):
+                await session.ready()
+                session.receive(piece)
+                if piece is not message:
+                    await asyncio.sleep(0)  # the others' turn
+
+
+def _pieces(message: KeeperMessage) -> Iterable[KeeperMessage]:
+    """The message, or what to take one after another instead of it."""
+    if (
+        not isinstance(message, Chunk)
+        or message.stream is not Stream.METRICS
+        or len(message.data) <= METRICS_AT_ONCE_BYTES
+    ):
+        return (message,)
+    return (
+        replace(
+            message, offset=message.offset + start, data=message.data[start : start + METRICS_AT_ONCE_BYTES]
+        )
+        for start in range(0, len(message.data), METRICS_AT_ONCE_BYTES)
+    )
 
 
 class _LogBudget:

@@ -48,17 +48,15 @@ SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt
 -- name: get_garbage -- the trials whose metrics hold bytes that were no record, and how many
 SELECT trial_id, sum(garbage_bytes) AS garbage_bytes FROM stream WHERE garbage_bytes > 0 GROUP BY trial_id;
 
--- name: get_metrics_of_trial -- the records that count, in the order they were written
-SELECT metric.* FROM metric JOIN trial USING (trial_id)
-WHERE trial_id = :trial_id AND metric.attempt = trial.attempt AND metric.task = trial.reporter
-    AND (:is_final IS NULL OR is_final = :is_final)
-ORDER BY record_offset;
-
--- name: get_metrics -- the records that count of all trials, in the order of the trials
-SELECT metric.* FROM metric JOIN trial USING (trial_id)
+-- name: get_metrics -- a page of the records that count, in the order of the trials; it begins after a place in the first one
+SELECT metric.*, sequence_id FROM trial CROSS JOIN metric USING (trial_id)
 WHERE metric.attempt = trial.attempt AND metric.task = trial.reporter AND (:is_final IS NULL OR is_final = :is_final)
     AND sequence_id BETWEEN :first_sequence_id AND :last_sequence_id
-ORDER BY sequence_id, record_offset;
+    AND record_offset > CASE sequence_id WHEN :first_sequence_id THEN :after_offset ELSE -1 END
+ORDER BY sequence_id, record_offset LIMIT :most;
+
+-- name: get_sequence_id -- where a trial stands among the others
+SELECT sequence_id FROM trial WHERE trial_id = :trial_id;
 
 -- name: get_latest_intermediates -- the newest intermediate record of each trial that counts
 SELECT metric.*, max(record_offset) FROM metric JOIN trial USING (trial_id)

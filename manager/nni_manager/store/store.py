@@ -1,19 +1,24 @@
 """The experiment's database: `Store` writes, from one thread; `StoreReader` reads, beside it."""
 
+import errno
 import json
 import os
 import re
+import shutil
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS
 from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage, gpus_from_json, gpus_to_json
@@ -22,6 +27,15 @@ from trial_keeper.wire.messages import AttemptKey, Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import safe_name
 
+# The write-ahead log is folded into the database at 4 MB, but begun anew only when nobody reads. From this size on readers are
+# waited for, so short that reports hardly notice, and so often that the log cannot grow much meanwhile.
+LARGEST_LOG_BYTES = 64 << 20
+_FOLD_WAIT_MS = 100
+_FOLD_EVERY_S = 2.0
+# Somebody reads without end: the log can only grow, and that is worth a word long before the disk is full.
+_HOPELESS_LOG_BYTES = 1 << 30
+# SQLite's own way of waiting for another writer.
+_BUSY_WAIT_MS = 5000
 # Counts up with every change to schema.sql; migrations.sql has the way from the number before.
 SCHEMA_VERSION = 3
 _QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
@@ -117,6 +131,14 @@ Write = Commit | TrialRow | ExperimentRow | JobRow | UsageRow
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """What a transaction has cost. `sync_s`: seconds that the disk took to make it durable. `problem`: what needs a person."""
+
+    sync_s: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MetricRow:
     """One record that counts. `parameter_id` and `value` are JSON text."""
 
@@ -135,7 +157,37 @@ def _text_of(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
+# One statement for so many rows needs two thirds of the time, and half of it beside a busy thread: Python's lock is handed over
+# for each statement. Nine values each are still fewer than any SQLite takes.
+ROWS_AT_ONCE = 100
+# What is read at once: 100 MB of the longest records there can be, and 20 KB of numbers.
+ROWS_OF_A_PAGE = 100
 QUERIES = {name: statement.strip() for name, statement in _QUERY.findall(_text_of("queries.sql"))}
+
+_INSERT, _, _ROW = QUERIES["add_metric"].removesuffix(";").partition("VALUES ")
+_ADD_METRICS = f"{_INSERT}VALUES {', '.join([_ROW] * ROWS_AT_ONCE)}"
+
+
+# sqlite3_errstr(SQLITE_FULL); Python tells the number from 3.11 on only.
+_FULL = "database or disk is full"
+
+
+def _told_full(path: Path, what: str) -> str:
+    """What, how much, and the way out."""
+    used = free = 0
+    with suppress(OSError):
+        used, free = _size_of_log(path) + path.stat().st_size, shutil.disk_usage(path.parent).free
+    return (
+        f"cannot store anything in {path}: {what}; it has {used / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free on its disk: "
+        "free some space there. Trials go on meanwhile, nothing is lost, and what they report is stored when there is room"
+    )
+
+
+def _size_of_log(path: Path) -> int:
+    """The write-ahead log's; 0 when there is none."""
+    with suppress(OSError):
+        return os.stat(f"{path}-wal").st_size
+    return 0
 
 
 @contextmanager
@@ -147,6 +199,8 @@ def _own_errors(path: Path) -> Iterator[None]:
             f"cannot store a row in {path}: {error}; this is a bug of trial-keeper, please report it"
         ) from error
     except sqlite3.OperationalError as error:
+        if str(error) == _FULL:
+            raise StoreBusy(_told_full(path, str(error))) from error
         raise StoreBusy(
             f"cannot write {path}: {error}; free some space on its disk, or wait and try again"
         ) from error
@@ -172,6 +226,7 @@ class Store:
                 f"cannot open {path}: there is no such file; `nnictl experiment list --all` shows what there is"
             )
         self._connection = self._connect(path)
+        self._next_fold_s = 0.0
         try:
             _migrate(path, self._connection)
         except BaseException:
@@ -211,28 +266,51 @@ class Store:
                 # Durable means after a power cut, too: one sync per commit, and a commit carries whatever has come
                 # meanwhile.
                 connection.execute("PRAGMA synchronous = FULL")
+                connection.execute(f"PRAGMA journal_size_limit = {LARGEST_LOG_BYTES}")
+                connection.execute(f"PRAGMA busy_timeout = {_BUSY_WAIT_MS}")
             except sqlite3.Error:
                 connection.close()
                 raise
             return connection
 
-    def commit(self, writes: Sequence[Write], now_s: float) -> None:
+    def commit(self, writes: Sequence[Write], now_s: float) -> Stored:
         """Make all of this durable, or none of it. Log bytes are on disk before the offsets that speak of them.
 
         Raises:
             StoreBusy: the disk is full or does not answer; nothing was written, the same writes may be tried again.
         """
-        self._write_logs([write for write in writes if isinstance(write, Commit) and write.data])
+        sync_s = self._write_logs([write for write in writes if isinstance(write, Commit) and write.data])
         with _own_errors(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 for write in writes:
                     self._apply(write, now_s)
+                began_s = time.monotonic()
                 self._connection.execute("COMMIT")
+                sync_s += time.monotonic() - began_s
             except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+        return Stored(sync_s, self._fold_log())
+
+    def _fold_log(self) -> str:
+        """Begin the write-ahead log anew when it has grown although it was folded in; what to say if that cannot be done."""
+        now_s, size_bytes = time.monotonic(), _size_of_log(self._path)
+        if size_bytes >= LARGEST_LOG_BYTES and now_s >= self._next_fold_s:
+            self._next_fold_s = now_s + _FOLD_EVERY_S
+            self._connection.execute(f"PRAGMA busy_timeout = {_FOLD_WAIT_MS}")
+            # All is durable already: whatever fails here is told by the next transaction, or tried again.
+            with suppress(sqlite3.OperationalError):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_WAIT_MS}")
+            size_bytes = _size_of_log(self._path)
+        if size_bytes < _HOPELESS_LOG_BYTES:
+            return ""
+        return (
+            f"cannot shorten {self._path}-wal, which has {size_bytes / 1e6:.0f} MB: a process has been reading the database "
+            f"for too long; end it, `fuser {self._path}` names it"
+        )
 
     def close(self) -> None:
         """Let go of the file; its write-ahead log is folded in."""
@@ -282,24 +360,25 @@ class Store:
 
     def _add_commit(self, commit: Commit, now_s: float) -> None:
         key = commit.key
-        if commit.records:
-            self._connection.executemany(
-                QUERIES["add_metric"],
-                [
-                    (
-                        key.trial_id,
-                        key.attempt,
-                        key.task,
-                        record.offset,
-                        record.type == "FINAL",
-                        _parameter_id_text(record.parameter_id),
-                        record.sequence,
-                        record.value,
-                        now_s,
-                    )
-                    for record in commit.records
-                ],
+        rows = [
+            (
+                key.trial_id,
+                key.attempt,
+                key.task,
+                record.offset,
+                record.type == "FINAL",
+                _parameter_id_text(record.parameter_id),
+                record.sequence,
+                record.value,
+                now_s,
             )
+            for record in commit.records
+        ]
+        whole = len(rows) - len(rows) % ROWS_AT_ONCE
+        for first in range(0, whole, ROWS_AT_ONCE):
+            values = tuple(chain.from_iterable(rows[first : first + ROWS_AT_ONCE]))
+            self._connection.execute(_ADD_METRICS, values)
+        self._connection.executemany(QUERIES["add_metric"], rows[whole:])
         self._connection.execute(
             QUERIES["move_offset"],
             {
@@ -312,7 +391,9 @@ class Store:
             },
         )
 
-    def _write_logs(self, commits: Sequence[Commit]) -> None:
+    def _write_logs(self, commits: Sequence[Commit]) -> float:
+        """Seconds that the disk took to make them durable."""
+        sync_s = 0.0
         by_file: dict[tuple[AttemptKey, Stream], list[Commit]] = {}
         for commit in commits:
             by_file.setdefault((commit.key, commit.stream), []).append(commit)
@@ -324,14 +405,19 @@ class Store:
                 try:
                     for piece in pieces:
                         # At its own place: a piece that an unfinished commit wrote before is simply written again.
-                        _write_all_at(descriptor, piece.data, piece.offset)
+                        _write_all_at(descriptor, piece.data + piece.postscript, piece.offset)
+                    began_s = time.monotonic()
                     os.fdatasync(descriptor)
+                    sync_s += time.monotonic() - began_s
                 finally:
                     os.close(descriptor)
             except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise StoreBusy(_told_full(self._path, f"{path}: {error.strerror}")) from error
                 raise StoreBusy(
                     f"cannot write {path}: {error.strerror}; free some space on its disk"
                 ) from error
+        return sync_s
 
 
 def _version_of(path: Path, connection: sqlite3.Connection) -> int:
@@ -441,7 +527,11 @@ class StoreReader:
 
     def _trials(self, query: str, progress_query: str, values: Mapping[str, Any]) -> list[Trial]:
         progress = {
-            row["trial_id"]: (row["value"], row["count"]) for row in self._rows(progress_query, values)
+            row["trial_id"]: (
+                row["value"] if len(row["value"]) <= LONGEST_SHOWN_CHARACTERS else None,
+                row["count"],
+            )
+            for row in self._rows(progress_query, values)
         }
         return [
             Trial(
@@ -506,41 +596,64 @@ class StoreReader:
 
     def metrics_of(self, trial_id: str, is_final: bool | None = None) -> list[MetricRow]:
         """The records of a trial that count, in the order they were written."""
-        return self._metrics("get_metrics_of_trial", {"trial_id": trial_id, "is_final": is_final})
+        return list(chain.from_iterable(self.metric_pages(is_final, *self.place_of(trial_id))))
 
     def metrics(
         self, is_final: bool | None = None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
     ) -> list[MetricRow]:
         """The records of these trials that count, trial by trial."""
-        return self._metrics(
-            "get_metrics",
-            {
-                "is_final": is_final,
-                "first_sequence_id": first_sequence_id,
-                "last_sequence_id": last_sequence_id,
-            },
-        )
+        return list(chain.from_iterable(self.metric_pages(is_final, first_sequence_id, last_sequence_id)))
+
+    def place_of(self, trial_id: str) -> tuple[int, int]:
+        """The first and the last sequence number of one trial; none lies between them when there is no such trial."""
+        found = [row["sequence_id"] for row in self._rows("get_sequence_id", {"trial_id": trial_id})]
+        return (found[0], found[0]) if found else (0, -1)
+
+    def metric_pages(
+        self, is_final: bool | None, first_sequence_id: int, last_sequence_id: int
+    ) -> Iterator[list[MetricRow]]:
+        """The same in pages of some rows, as long as there are any: a trial may have more than memory should hold.
+
+        Between two pages nothing is held in the database, so whoever takes them slowly holds up nobody.
+        """
+        after_offset = -1
+        while True:
+            rows = list(
+                self._rows(
+                    "get_metrics",
+                    {
+                        "is_final": is_final,
+                        "first_sequence_id": first_sequence_id,
+                        "last_sequence_id": last_sequence_id,
+                        "after_offset": after_offset,
+                        "most": ROWS_OF_A_PAGE,
+                    },
+                )
+            )
+            if rows:
+                yield [_metric_of(row) for row in rows]
+            if len(rows) < ROWS_OF_A_PAGE:
+                return
+            first_sequence_id, after_offset = rows[-1]["sequence_id"], rows[-1]["record_offset"]
 
     def latest_intermediates(self) -> list[MetricRow]:
         """The newest intermediate record of each trial."""
-        return self._metrics("get_latest_intermediates", {})
-
-    def _metrics(self, query: str, values: Mapping[str, Any]) -> list[MetricRow]:
-        return [
-            MetricRow(
-                row["trial_id"],
-                row["attempt"],
-                row["task"],
-                row["record_offset"],
-                bool(row["is_final"]),
-                row["parameter_id"],
-                row["sequence"],
-                row["value"],
-                row["stored_at_s"],
-            )
-            for row in self._rows(query, values)
-        ]
+        return [_metric_of(row) for row in self._rows("get_latest_intermediates")]
 
     def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> Iterable[sqlite3.Row]:
         with _own_errors(self._path):
             return self._connection.execute(QUERIES[query], values or {}).fetchall()
+
+
+def _metric_of(row: sqlite3.Row) -> MetricRow:
+    return MetricRow(
+        row["trial_id"],
+        row["attempt"],
+        row["task"],
+        row["record_offset"],
+        bool(row["is_final"]),
+        row["parameter_id"],
+        row["sequence"],
+        row["value"],
+        row["stored_at_s"],
+    )

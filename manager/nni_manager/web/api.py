@@ -3,14 +3,15 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount
 
 from nni_manager.domain.trial import Trial
@@ -25,6 +26,7 @@ from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
 _MOST_DIGITS = 18
+_LAST_SEQUENCE_ID = 2**62
 
 
 class Json(JSONResponse):
@@ -32,10 +34,14 @@ class Json(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        try:
-            return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        except ValueError:
-            return json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":")).encode()
+        return _to_json(content)
+
+
+def _to_json(content: Any) -> bytes:
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:
+        return json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _finite(value: Any) -> Any:
@@ -115,7 +121,7 @@ class Api:
 
     async def check_status(self, _: Request) -> Response:
         """The experiment's state."""
-        return Json(views.status_view(self._engine.experiment))
+        return Json(views.status_view(self._engine.picture()))
 
     async def summary(self, _: Request) -> Response:
         """The experiment at a glance."""
@@ -170,18 +176,17 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """The records of all trials."""
-        is_final = _is_final(request)
-        return await self._metrics(lambda reader: reader.metrics(is_final))
+        return await self._pages(_is_final(request), lambda _: (0, _LAST_SEQUENCE_ID))
 
     async def metrics_of_trial(self, request: Request) -> Response:
         """The records of one trial."""
         is_final, trial_id = _is_final(request), self._trial_of(request).trial_id
-        return await self._metrics(lambda reader: reader.metrics_of(trial_id, is_final))
+        return await self._pages(is_final, lambda reader: reader.place_of(trial_id))
 
     async def metrics_in_range(self, request: Request) -> Response:
         """The records of the trials with these sequence numbers, both included."""
         first, last = _sequence_id(request, "first"), _sequence_id(request, "last")
-        return await self._metrics(lambda reader: reader.metrics(None, first, last))
+        return await self._pages(None, lambda _: (first, last))
 
     async def latest_metrics(self, _: Request) -> Response:
         """All final results, and the newest intermediate result of each trial."""
@@ -192,6 +197,24 @@ class Api:
     async def export(self, _: Request) -> Response:
         """Parameters and results of the trials that succeeded."""
         return Json(views.export_view(self._engine.experiment.trials.values()))
+
+    async def _pages(
+        self, is_final: bool | None, between: Callable[[StoreReader], tuple[int, int]]
+    ) -> Response:
+        """All records, page by page: they may be more than memory should hold, and the client slow."""
+
+        def read() -> Iterator[bytes]:
+            lead = b"["
+            with StoreReader(self._engine.folder.database) as reader:
+                for page in reader.metric_pages(is_final, *between(reader)):
+                    yield lead + b",".join(_to_json(views.metric_view(row)) for row in page)
+                    lead = b","
+            yield b"[]" if lead == b"[" else b"]"
+
+        pages = read()
+        # What cannot be read at all is told as an error.
+        first = await asyncio.to_thread(next, pages)
+        return StreamingResponse(chain((first,), pages), media_type=Json.media_type)
 
     async def _metrics(self, read: Callable[[StoreReader], list[MetricRow]]) -> Response:
         return await self._read(lambda reader: [views.metric_view(row) for row in read(reader)])

@@ -40,7 +40,7 @@ class KeeperServiceStub:
     """Refusals are gRPC statuses: UNAUTHENTICATED (token), FAILED_PRECONDITION (versions), NOT_FOUND (job or trial unknown),
     INVALID_ARGUMENT (a message that breaks the protocol). Worth another try: UNAVAILABLE, ABORTED (bytes are missing),
     DEADLINE_EXCEEDED (no Hello, or nothing is read), RESOURCE_EXHAUSTED (more streams than the job has tasks; also a message of
-    more than 4 MiB, or metadata of more than 8 KiB).
+    more than 1 MiB, or metadata of more than 8 KiB).
     """
 
 @_typing.type_check_only
@@ -50,7 +50,7 @@ class KeeperServiceAsyncStub(KeeperServiceStub):
     """Refusals are gRPC statuses: UNAUTHENTICATED (token), FAILED_PRECONDITION (versions), NOT_FOUND (job or trial unknown),
     INVALID_ARGUMENT (a message that breaks the protocol). Worth another try: UNAVAILABLE, ABORTED (bytes are missing),
     DEADLINE_EXCEEDED (no Hello, or nothing is read), RESOURCE_EXHAUSTED (more streams than the job has tasks; also a message of
-    more than 4 MiB, or metadata of more than 8 KiB).
+    more than 1 MiB, or metadata of more than 8 KiB).
     """
 
 class KeeperServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -63,7 +63,7 @@ class KeeperServiceServicer(metaclass=_abc_1.ABCMeta):
         """Refusals are gRPC statuses: UNAUTHENTICATED (token), FAILED_PRECONDITION (versions), NOT_FOUND (job or trial unknown),
         INVALID_ARGUMENT (a message that breaks the protocol). Worth another try: UNAVAILABLE, ABORTED (bytes are missing),
         DEADLINE_EXCEEDED (no Hello, or nothing is read), RESOURCE_EXHAUSTED (more streams than the job has tasks; also a message of
-        more than 4 MiB, or metadata of more than 8 KiB).
+        more than 1 MiB, or metadata of more than 8 KiB).
         """
 
 def add_KeeperServiceServicer_to_server(servicer: KeeperServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,106 @@
+"""What one misbehaving trial costs the others: the time from a report to its committed row, beside it and without it."""
+
+import json
+import sqlite3
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# The shared helper lies with the tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+from real_experiment import RealExperiment, wait_until
+from table import Row, render
+
+REPORT_EVERY_S = 0.02
+ALONE_S = 6.0
+BESIDE_S = 8.0
+MOST_RATIO = 2.0
+
+# Trial 0 is the neighbour; trial 1 waits for a file, and then misbehaves without end.
+TRAIN = """
+import os, sys, time
+import nni_sdk as nni
+nni.get_next_parameter()
+if nni.get_sequence_id() == 0:
+    while True:
+        nni.report_intermediate_result(time.time())
+        time.sleep({every_s})
+while not os.path.exists("go"):
+    time.sleep(0.01)
+{misbehave}
+"""
+KINDS = {
+    "1 GB of stdout": "block = b'x' * 79 + b'\\n'\nwhile True: os.write(1, block * 12_500)",
+    "10 million reports": "while True: nni.report_intermediate_result(0.5)",
+    "100,000 tiny writes": "while True: os.write(1, b'x')",
+}
+
+
+def neighbours(alone_s: float = ALONE_S, beside_s: float = BESIDE_S) -> list[Row]:
+    """Time from a report to its row beside a trial that misbehaves, over the same without it, in one run each."""
+    return [row for kind, misbehave in KINDS.items() for row in _beside(kind, misbehave, alone_s, beside_s)]
+
+
+def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[Row]:
+    train = TRAIN.format(every_s=REPORT_EVERY_S, misbehave=misbehave)
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = RealExperiment(
+            Path(folder), train, trialConcurrency=2, maxTrialNum=2, logCollection="http"
+        )
+        experiment.create()
+        try:
+            experiment.start()
+            wait_until(lambda: experiment.summary()["counts"]["RUNNING"] == 2, "both trials run")
+            wait_until(lambda: experiment.row_count() > 0, "the neighbour reports")
+            alone_ms = _delays_ms(experiment, alone_s)
+            (experiment.code / "go").touch()
+            time.sleep(1.0)  # it has begun
+            beside_ms = _delays_ms(experiment, beside_s)
+        finally:
+            experiment.close()
+    rows = []
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        alone, beside = (delays[int(len(delays) * share)] for delays in (alone_ms, beside_ms))
+        rows.append(
+            Row(
+                f"report -> row beside {kind}, {name}",
+                f"{beside:.1f} ms",
+                f"without it {alone:.1f} ms",
+                f"{beside / alone:.1f} x",
+                f"<= {MOST_RATIO:g} x",
+                beside <= MOST_RATIO * alone,
+            )
+        )
+    return rows
+
+
+def _delays_ms(experiment: RealExperiment, for_s: float) -> list[float]:
+    """For each row of the neighbour that turns up, the time since its value was taken; shortest first."""
+    connection = sqlite3.connect(f"file:{experiment.folder.database}?mode=ro", uri=True)
+    (trial_id,) = connection.execute("SELECT trial_id FROM trial WHERE sequence_id = 0").fetchone()
+    newest, seen_version = None, -1
+    delays_ms: list[float] = []
+    ends_at_s = time.monotonic() + for_s
+    while time.monotonic() < ends_at_s:
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if version == seen_version:
+            time.sleep(0.0005)
+            continue
+        seen_version, now_s = version, time.time()
+        found = connection.execute(
+            "SELECT record_offset, value FROM metric WHERE trial_id = ? AND attempt = 0 AND task = 'main-0'"
+            " AND record_offset > ? ORDER BY record_offset",
+            (trial_id, -1 if newest is None else newest),
+        ).fetchall()
+        if found and newest is not None:
+            delays_ms += [(now_s - json.loads(value)) * 1e3 for _, value in found]
+        if found:
+            newest = found[-1][0]
+    connection.close()
+    return sorted(delays_ms)
+
+
+if __name__ == "__main__":
+    print(render(neighbours()))

@@ -1,0 +1,31 @@
+"""A manager's process over a training service that runs no job: its keepers are what a test makes of them."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from void_service import Void
+
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.engine.engine import Engine
+from nni_manager.service.servicer import KeeperServer
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.store import StoreReader
+from nni_manager.tuner.registry import make_tuner
+
+
+async def serve(folder: ExperimentFolder, port: int) -> None:
+    """Until somebody ends this process."""
+    with StoreReader(folder.database) as reader:
+        config = ExperimentConfig.from_json(reader.experiment().config)
+    engine = Engine(config, folder, Void, make_tuner(config))
+    server = KeeperServer(engine.keepers)
+    await engine.restore()
+    await server.start("127.0.0.1", port)
+    await engine.start((f"127.0.0.1:{port}",))
+    print("ready", flush=True)
+    await engine.failed.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(ExperimentFolder(Path(sys.argv[1])), int(sys.argv[2])))
