@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test hostile check fix proto bench images
+.PHONY: help demo test faults hostile check fix proto bench images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: .venv/.installed-test ## run all tests
 
 hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connections at once
 	HOSTILE_CONNECTIONS=10000 pytest tests/integration -k hostile
+
+faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them
+	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20))
 
 check: .venv/.installed-check ## format, lint, types, layers, protocol: all that CI checks besides tests
 	ruff format --check .

@@ -101,6 +101,9 @@ class Connection:
         self.bytes_left = manager.drop_after_bytes.pop(0) if manager.drop_after_bytes else None
         """The stream breaks instead of carrying more than this; None for never."""
 
+    async def ready(self) -> None:
+        """At any time."""
+
     def receive(self, message: KeeperMessage) -> None:
         """The servicer's word for what the keeper says."""
         self.manager.take(self, message)
@@ -214,6 +217,11 @@ class FakeManager:
         return bytes(self.store.bytes.get((key, stream), b""))
 
     # ---- for the servicer, in the loop's thread
+
+    most_streams_of_job = 100
+
+    def check_token(self, job_id: str, token: str) -> None:
+        """Nothing: `admit` looks at the token, so that a Hello that is refused is seen as well."""
 
     def admit(self, hello: Hello, job_id: str, token: str) -> Connection | ProbeSession:
         """Let a keeper in, or raise what the test wants."""

@@ -10,6 +10,7 @@ import pytest
 from real_experiment import assert_rows_are_what_was_written, values, wait_until
 
 from nni_manager.store.store import StoreReader
+from trial_keeper.wire.messages import Stream
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -178,6 +179,29 @@ def test_jobs_that_left_while_no_manager_was_there_cost_no_trial(a_real_experime
     experiment.wait_for_status("DONE")
     assert states(experiment) == ["FAILED", "SUCCEEDED", "SUCCEEDED", "SUCCEEDED"]
     assert trial_of(experiment, 1)["reason"] == "job lost"
+
+
+def test_a_job_that_died_after_its_trial_had_ended_takes_no_other_trial_with_it(a_real_experiment):
+    experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
+    experiment.kill_manager()
+    with (experiment.code / "gate").open("w"):
+        pass
+    ended = experiment.stream(gated["id"], Stream.METRICS).parent.parent / "exit.json"
+    wait_until(ended.exists, "it ends while nobody is there")
+    (keeper,) = experiment.keeper_pids()
+    os.kill(keeper, signal.SIGKILL)
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    ended_how = {
+        trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trial-jobs")
+    }
+    # Given ahead, and begun or not by the time of the kill.
+    assert ended_how.pop(2) in [("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")]
+    # Given to the job when it was dead already.
+    assert ended_how == dict.fromkeys((0, 1, 3), ("SUCCEEDED", "succeeded"))
 
 
 def test_a_stopped_trial_leaves_its_job_to_the_next_and_a_stopped_experiment_leaves_nothing(

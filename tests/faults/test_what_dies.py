@@ -97,6 +97,25 @@ def test_a_keeper_that_no_file_speaks_of_is_found_again(a_real_experiment):
     assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(REPORTS), REPORTS]
 
 
+def test_a_keeper_that_ended_while_no_manager_lived_is_lost_with_its_last_words(a_real_experiment):
+    experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() > 10, "some results are stored")
+    experiment.kill_manager()
+    (pid,) = experiment.keeper_pids()
+    os.kill(pid, signal.SIGKILL)
+    (log,) = experiment.folder.jobs.glob("*.log")
+    with log.open("a") as file:
+        file.write("trial-keeper: cannot write in the workspace /there: full; free some space there\n")
+
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    assert (trial["status"], trial["reason"]) == ("FAILED", "keeper lost")
+    assert "its keeper is gone" in trial["message"]
+    assert "free some space there" in trial["message"]
+
+
 def test_a_killed_trial_fails_with_its_signal_and_everything_written_before(a_real_experiment):
     train = """
 import os, signal, sys

@@ -6,7 +6,8 @@ import time
 
 import pytest
 from fake_manager import KEY, TRIAL
-from real_experiment import wait_until
+from real_experiment import free_port_pair, wait_until
+from road_proxy import RoadProcess
 
 from nni_manager.domain.receiving import StreamBroken
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
@@ -83,6 +84,28 @@ def test_bytes_that_got_lost_on_the_way_are_asked_for_again(site, caplog):
     # The manager's word: a keeper that writes just then hears from gRPC only that the stream is gone.
     assert "cannot take metrics of trial1/0/main-0 from offset" in caplog.text
     assert site.manager.hellos == 2
+
+
+def test_a_connection_that_died_while_something_between_still_takes_the_bytes_is_left_for_another(site):
+    site.gate("gate")
+    site.add_python_trial(GATED)
+    port = free_port_pair()
+    road = RoadProcess(f"127.0.0.1:{port}", site.manager.address)
+    try:
+        site.manager.write_document(f"127.0.0.1:{port}")
+        keeper = site.start_keeper()
+        site.manager.wait_for(site.manager.stored, "something is committed")
+        road.order("break")
+        broke_at_s = time.monotonic()
+        site.open_gate("gate")
+        assert keeper.wait() == 0
+        assert (
+            time.monotonic() - broke_at_s < 28
+        )  # the keeper waits for 30 s, and then nobody hears of the end
+        assert_all_is_stored_once(site)
+        assert site.manager.all_of(TrialEnded) == [exit_of(site)]
+    finally:
+        road.close()
 
 
 def test_a_manager_that_returns_elsewhere_gets_everything_from_its_last_commit_on(site):

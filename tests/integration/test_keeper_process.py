@@ -454,6 +454,20 @@ def test_a_workspace_that_takes_no_more_is_an_error_with_its_remedy(
     assert not (site.code / "ran").exists()
 
 
+def test_an_end_that_the_workspace_does_not_take_is_written_once_it_does(silent_site):
+    site = silent_site
+    # A folder where the new file would be, as long as the storage "is full".
+    site.add_trial('mkdir "$NNI_SYS_DIR/.exit.json.new"; exit 3')
+    keeper = site.start_keeper()
+    wait_until(lambda: "the command ended" in keeper.stderr, "the command has ended")
+    assert f"cannot write in the workspace {site.workspace.root}" in keeper.stderr
+    assert not site.attempt().exit_json.exists()
+    (site.attempt().path / ".exit.json.new").rmdir()
+    wait_until(site.attempt().exit_json.exists, "the end is recorded")
+    ended = exit_from_bytes(site.attempt().exit_json.read_bytes())
+    assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 3)
+
+
 def test_a_disk_that_fills_up_during_a_trial_ends_the_trial_and_not_the_keeper(site, private_mounts):
     site.add_trial("cat /dev/zero")
     root = site.workspace.root

@@ -388,3 +388,14 @@ def test_a_workspace_that_takes_nothing_is_tried_again_and_keeps_no_half_of_it(p
     assert place.snapshots() == []
     monkeypatch.undo()
     assert place.snapshots() == [] != [place.take().name]
+
+
+def test_a_file_that_holds_a_login_is_not_packed_whatever_it_is_called_there(place):
+    place.write(train_dot_py="1", config_dot_yml="token: secret", sub__x="2")
+    os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
+    (place.code / "alias.yml").symlink_to(
+        place.code / "config.yml"
+    )  # leads outside, so its content would be packed
+    snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
+    unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")
+    assert set(tree(place.code.parent / "seen")) == {b"train.py", b"sub/x", b"sub"}

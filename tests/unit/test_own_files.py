@@ -1,12 +1,16 @@
 """What others may have put into a folder of the workspace leads nobody out of it, and holds nobody up."""
 
+import io
 import os
+import stat
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from nni_manager.store.store import log_path
 from trial_keeper.host.attempt_files import Tail
+from trial_keeper.host.mount import unpack_code
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.own_files import NotOwnFile, open_inside
 from trial_keeper.wire.workspace import AttemptFolder, Workspace, replace_file
@@ -113,3 +117,15 @@ def test_no_id_makes_a_path_that_leads_out(name: str) -> None:
     ):
         with pytest.raises(ValueError, match="cannot use"):
             make()
+
+
+def test_an_unpacked_file_has_no_rights_that_others_gave_it(tmp_path: Path) -> None:
+    snapshot = tmp_path / "code-0.tar.gz"
+    with tarfile.open(snapshot, "w:gz") as archive:
+        member = tarfile.TarInfo("tool")
+        member.mode, member.uid, member.gid = 0o6777, 12345, 12345
+        archive.addfile(member, io.BytesIO())
+    unpack_code(snapshot, tmp_path / "code")
+    status = (tmp_path / "code" / "tool").stat()
+    assert stat.S_IMODE(status.st_mode) == 0o755
+    assert (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())

@@ -52,7 +52,7 @@ from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.settings import KeeperSettings, without_settings
-from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, Usage
+from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
 from trial_keeper.wire.own_files import open_inside
 from trial_keeper.wire.workspace import (
     MARKER,
@@ -116,6 +116,8 @@ class Host:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._unclaimed: set[AttemptKey] = set()
         """Those that could not even be claimed: a folder of that name would be another's."""
+        self._unrecorded: dict[AttemptKey, TrialEnded] = {}
+        """Ends that the workspace did not take yet."""
         self._current: _Attempt | None = None
         self._process: TrialProcess | None = None
         self._news = FileNews()
@@ -303,6 +305,9 @@ class Host:
         seen = self._manager_stamp()
         while True:
             await asyncio.sleep(_MANAGER_LOOK_S)
+            # A disk that was full may not be any more, and nobody else can tell the end should the manager never be reached.
+            with contextlib.suppress(OSError):
+                self._record_exits()
             if self._keeper.link.is_up:
                 continue
             stamp = self._manager_stamp()
@@ -337,8 +342,8 @@ class Host:
                         self._news.look_now()
                 case RecordExit():
                     if effect.ended.key not in self._unclaimed:
-                        path = self._workspace.attempt(effect.ended.key).exit_json
-                        self._writing(partial(replace_file, path, exit_to_bytes(effect.ended)))
+                        self._unrecorded[effect.ended.key] = effect.ended
+                        self._writing(self._record_exits)
                 case ReleaseAttempt():
                     self._release(effect.key)
                 case LogDecision():
@@ -416,7 +421,13 @@ class Host:
             return
         attempt.usage = UsageWatch(attempt.sampler, self._tell_usage)
 
+    def _record_exits(self) -> None:
+        for ended in list(self._unrecorded.values()):
+            replace_file(self._workspace.attempt(ended.key).exit_json, exit_to_bytes(ended))
+            del self._unrecorded[ended.key]
+
     def _release(self, key: AttemptKey) -> None:
+        self._unrecorded.pop(key, None)  # it is known where it matters
         attempt = self._attempts.pop(key, None)
         if attempt is not None:
             attempt.tail.close()

@@ -25,9 +25,12 @@ from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Worksp
 # gRPC itself would go on trying a silent address for 20 s.
 CONNECT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = [
-    # A connection whose other end is gone without a word is noticed within 15 s.
+    # A connection whose other end is gone without a word is noticed within 20 s. The timeout of pings has to be set as well:
+    # where something between the two still takes the bytes, gRPC waits a minute and more for the answer to a ping. Ten seconds,
+    # because a ping waits its turn behind a window of data, also on a link of 2 Mbit/s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # One stream per channel: nothing to share, so nothing to look up in a global pool.
     ("grpc.use_local_subchannel_pool", 1),

@@ -8,7 +8,7 @@ import string
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -538,7 +538,7 @@ class Engine:
             self._perform(SubmitJob(job))
         else:
             unknown = "its job is not known to the training service any more"
-            message = unknown if presence is JobPresence.UNKNOWN else ""
+            message = unknown if presence is JobPresence.UNKNOWN else self._service.last_words(job.job_id)
             self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
 
     async def _recover(self, job: Job, ended: JobEnded) -> None:
@@ -552,7 +552,10 @@ class Engine:
         if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
             how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
         untouched: set[str] = set()
-        for trial in [each for each in self._trials_of(job) if not each.state.is_final]:
+        looked_at: set[str] = set()
+        # A trial whose end is found here makes room, and as long as the job is not known to be gone the next one is given to it.
+        while trial := self._next_trial_of(job, looked_at):
+            looked_at.add(trial.trial_id)
             await self._service.end_leftovers(job.job_id, trial.trial_id)
             left = await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id)
             if not left:
@@ -565,11 +568,12 @@ class Engine:
             for each in left:
                 if each.ended is not None:
                     self.keepers.end(each.ended)
-                    how, reason = (
-                        "the workspace does not hold all that it wrote; check the shared storage",
-                        ExitReason.MOUNT,
-                    )
             await self.commits.add([])  # everything read so far is stored, and the experiment knows of it
+            if any(each.ended for each in left) and not trial.state.is_final:
+                how, reason = (
+                    "the workspace does not hold all that it wrote; check the shared storage",
+                    ExitReason.MOUNT,
+                )
         log.info("job %s is gone: %s", job.job_id, how)
         message = "\n".join(part for part in (how, ended.message) if part)
         self.post(
@@ -582,6 +586,10 @@ class Engine:
                 untouched=frozenset(untouched),
             )
         )
+
+    def _next_trial_of(self, job: Job, looked_at: Collection[str]) -> Trial | None:
+        trials = (each for each in self._trials_of(job) if not each.state.is_final)
+        return next((each for each in trials if each.trial_id not in looked_at), None)
 
     async def _take_missing(self, key: AttemptKey) -> None:
         """A keeper died and left its job alive: what its attempt had still to tell lies in the workspace."""

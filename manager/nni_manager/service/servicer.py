@@ -76,6 +76,8 @@ _SERVER_OPTIONS = [
     # A keeper that is gone without a word is noticed within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Longer than a keeper waits for the manager's answers: it is the keeper that connects again.
+    ("grpc.http2.ping_timeout_ms", 20_000),
     # Keepers ping every 10 s, also when they have nothing to say.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),

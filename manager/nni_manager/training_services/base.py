@@ -102,6 +102,10 @@ class TrainingService(ABC):
     async def adopt(self, job_id: str) -> JobPresence:
         """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will tell of its end."""
 
+    def last_words(self, job_id: str) -> str:
+        """What is known of why a job ended while no manager was there, for people; empty when nothing is."""
+        return ""
+
     @abstractmethod
     async def end_leftovers(self, job_id: str, trial_id: str) -> None:
         """Make sure that nothing of a trial whose job is gone runs any more."""

@@ -187,9 +187,10 @@ class LocalTrainingService(TrainingService):
         exit_code = child.wait() if child is not None else None
         self.release(job_id)
         if self._running.pop(job_id, None) is not None:
-            self.on_job_ended(JobEnded(job_id, exit_code, self._last_words(job_id)))
+            self.on_job_ended(JobEnded(job_id, exit_code, self.last_words(job_id)))
 
-    def _last_words(self, job_id: str) -> str:
+    def last_words(self, job_id: str) -> str:
+        """The end of the keeper's own log."""
         with contextlib.suppress(OSError):
             return self._log(job_id).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         return ""

@@ -1,0 +1,32 @@
+"""Builds the library of clock_shim.c: processes that load it see a wall clock that the tests step."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+
+def can_step_clocks() -> bool:
+    """Whether the library can be built here."""
+    return shutil.which("gcc") is not None
+
+
+def build_clock(folder: Path) -> Path:
+    """The library, for LD_PRELOAD."""
+    library = folder / "stepping-clock.so"
+    source = Path(__file__).with_name("clock_shim.c")
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return library
+
+
+class Clock:
+    """The wall clock of whoever has `environ` in its environment."""
+
+    def __init__(self, library: Path, file: Path) -> None:
+        self._file = file
+        self.environ = {"LD_PRELOAD": str(library), "FAULTS_CLOCK": str(file)}
+
+    def set_ahead(self, ahead_s: int) -> None:
+        """Step it: so many seconds ahead of the real clock from now on, or behind it."""
+        new = self._file.with_suffix(".new")
+        new.write_text(str(ahead_s))
+        new.replace(self._file)

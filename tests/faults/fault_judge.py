@@ -1,0 +1,225 @@
+"""What is true after a run: compares what the trials themselves noted with what the manager stored.
+
+A trial notes each report before and after it, in a ledger that no fault reaches. A report whose call returned must be stored
+once, one whose call raised never, and one in whose middle the trial was killed at most once; all in the order of the calls.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.store import StoreReader
+from nni_sdk.records import decode
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import Workspace
+
+TASK = "main-0"
+BEGUN, MADE, REFUSED, ENDED, GAVE_UP = "?", "+", "-", "end", "gave up"
+# A trial that storage keeps from starting, or from going on.
+_STORAGE_REASONS = (ExitReason.MOUNT, ExitReason.COULD_NOT_START, ExitReason.NONZERO_EXIT)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What one attempt noted. `made`: reports that returned; `open`: one that was begun, and neither returned nor raised."""
+
+    made: list[str] = field(default_factory=list)
+    open: str | None = None
+    refused: list[str] = field(default_factory=list)
+    has_ended: bool = False
+    gave_up: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> "Ledger":
+        ledger = cls()
+        for line in path.read_text().splitlines():
+            mark, _, value = line.partition(" ")
+            match mark:
+                case "?":
+                    ledger.open = value
+                case "+":
+                    ledger.made.append(value)
+                    ledger.open = None
+                case "-":
+                    ledger.refused.append(value)
+                    ledger.open = None
+                case "end":
+                    ledger.has_ended = True
+                case "gave":
+                    ledger.gave_up = True
+        return ledger
+
+    def differences(self, stored: list[str]) -> "Differences":
+        """What is wrong with the rows of this attempt."""
+        expected, found = Counter(self.made), Counter(stored)
+        lost = sum((expected - found).values())
+        surplus = found - expected
+        if self.open is not None and surplus[self.open]:
+            surplus[self.open] -= 1
+        doubled = sum(surplus.values())
+        may_follow = [] if self.open is None else [self.open]
+        is_in_order = bool(lost or doubled) or stored in (self.made, [*self.made, *may_follow])
+        return Differences(lost, doubled, is_in_order)
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    lost: int = 0
+    doubled: int = 0
+    is_in_order: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What the suite did that a trial may die of."""
+
+    trials_killed: Collection[str] = ()
+    keepers_killed: Collection[str] = ()
+    """Jobs."""
+    storage_failed: bool = False
+    manager_was_away: bool = False
+    """Then a job's exit code is known to nobody: what its keeper said of the storage has to do."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Whether a run went as promised; `wrong` says what did not."""
+
+    reports: int = 0
+    refused: int = 0
+    lost: int = 0
+    doubled: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        return not (self.lost or self.doubled or self.wrong)
+
+    def lines(self) -> list[str]:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
+        return [
+            f"{self.reports} reports made, {self.lost} lost, {self.doubled} doubled; {self.refused} were refused by the storage",
+            f"trials: {states or 'none'}",
+            *(f"wrong: {each}" for each in self.wrong),
+        ]
+
+
+def ledger_path(ledgers: Path, trial_id: str, attempt: int) -> Path:
+    """Where an attempt notes what it does."""
+    return ledgers / f"{trial_id}.{attempt}"
+
+
+def judge(
+    folder: ExperimentFolder,
+    storage: Workspace,
+    ledgers: Path,
+    harm: Harm,
+    trial_count: int,
+    took_s: float,
+) -> Verdict:
+    """Look at everything that is left of an experiment; its manager has ended. `storage`: the workspace as it really is.
+
+    `took_s`: how long all of it took, by a clock that nobody stepped.
+    """
+    verdict = Verdict()
+    with StoreReader(folder.database) as reader:
+        experiment = reader.experiment()
+        if experiment.state.value != "DONE":
+            verdict.wrong.append(f"the experiment is {experiment.state.value} {experiment.error}")
+        if not 0 < experiment.active_s <= took_s:
+            verdict.wrong.append(f"it says that it ran for {experiment.active_s:.1f} s of {took_s:.1f} s")
+        trials = reader.trials()
+        if len(trials) != trial_count:
+            verdict.wrong.append(f"there are {len(trials)} trials, not {trial_count}")
+        for trial in trials:
+            verdict.states[trial.state.value] += 1
+            _judge_trial(verdict, reader, storage, ledgers, harm, trial)
+    known = {trial.trial_id for trial in trials}
+    verdict.wrong += [
+        f"{path.name} reported, and no such trial is known"
+        for path in ledgers.iterdir()
+        if path.stem not in known
+    ]
+    return verdict
+
+
+def _judge_trial(
+    verdict: Verdict, reader: StoreReader, storage: Workspace, ledgers: Path, harm: Harm, trial: Trial
+) -> None:
+    rows = reader.metrics_of(trial.trial_id)
+    counts = 0 if trial.attempt is None else trial.attempt
+    path = ledger_path(ledgers, trial.trial_id, counts)
+    ledger = Ledger.read(path) if path.exists() else Ledger()
+    differences = ledger.differences([row.value for row in rows])
+    verdict.reports += len(ledger.made)
+    verdict.refused += len(ledger.refused)
+    verdict.lost += differences.lost
+    verdict.doubled += differences.doubled
+    wrong = []
+    if not differences.is_in_order:
+        wrong.append("its rows are not in the order of its reports")
+    if differences.lost or differences.doubled:
+        wrong.append(f"{differences.lost} reports lost, {differences.doubled} doubled")
+    key = AttemptKey(trial.trial_id, counts, TASK)
+    wrong += _offsets_that_differ(storage, key, reader.offsets(key))
+    wrong += state_that_is_false(trial, ledger, harm)
+    verdict.wrong += [f"trial {trial.trial_id} ({trial.sequence_id}): {each}" for each in wrong]
+
+
+def _offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[Stream, int]) -> list[str]:
+    wrong = []
+    attempt = storage.attempt(key)
+    for stream in (Stream.METRICS, Stream.STDOUT, Stream.STDERR):
+        file = attempt.stream(stream)
+        content = file.read_bytes() if file.exists() else b""
+        offset = durable.get(stream, 0)
+        # Where nobody could tell the end, a torn last record is waited for.
+        whole = decode(content, 0).consumed if stream is Stream.METRICS else len(content)
+        if offset not in (len(content), whole):
+            wrong.append(f"{offset} bytes of its {stream.value} are durable, and the file has {len(content)}")
+    return wrong
+
+
+def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
+    """Why the state of a trial is not what happened to it; empty when it is."""
+    was_killed = trial.trial_id in harm.trials_killed
+    keeper_was_killed = trial.job_id in harm.keepers_killed
+    told = f"it is {trial.state.value} ({trial.reason and trial.reason.value}, exit code {trial.exit_code}: {trial.message!r})"
+    if trial.state is TrialState.SUCCEEDED:
+        return [] if ledger.has_ended else [f"{told}, and its command never came to its end"]
+    if trial.state is not TrialState.FAILED:
+        return [f"{told}, and nobody stopped it"]
+    match trial.reason:
+        case ExitReason.SIGNAL if was_killed and not keeper_was_killed:
+            return [] if trial.exit_code == 137 else [f"{told}, and it was killed by signal 9"]
+        case ExitReason.SIGNAL if was_killed:
+            return []
+        case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if keeper_was_killed:
+            return []
+        case ExitReason.KEEPER_LOST if harm.storage_failed and harm.manager_was_away and not ledger.has_ended:
+            return (
+                []
+                if "cannot write in the workspace" in trial.message
+                else [f"{told}, and that is all it says"]
+            )
+        case ExitReason.NONZERO_EXIT if ledger.gave_up:
+            return []
+        case reason if reason in _STORAGE_REASONS and harm.storage_failed and not ledger.has_ended:
+            return []
+    return [f"{told}, and that is not what happened to it: {_told(ledger, was_killed, keeper_was_killed)}"]
+
+
+def _told(ledger: Ledger, was_killed: bool, keeper_was_killed: bool) -> str:
+    facts = {
+        "it was killed": was_killed,
+        "its keeper was killed": keeper_was_killed,
+        "it came to its end": ledger.has_ended,
+        "it gave up": ledger.gave_up,
+        f"{len(ledger.refused)} of its reports were refused": bool(ledger.refused),
+    }
+    return ", ".join(fact for fact, is_so in facts.items() if is_so) or "nothing was done to it"

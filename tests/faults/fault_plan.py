@@ -1,0 +1,182 @@
+"""What goes wrong in one run, and when: drawn from a seed, and from nothing else.
+
+Faults of one thing follow each other; faults of different things overlap as they like. The first two of a plan come from the
+list of all kinds in turn, so that a few seeds in a row meet every kind; the rest is chance.
+"""
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Need(Enum):
+    """What a fault needs of the machine, in the words of a report."""
+
+    ROOT = "root"
+    NETWORKS = "network namespaces and iptables"
+    FUSE = "FUSE and mfusepy"
+    CLOCK = "gcc"
+    NOTHING = "nothing"
+
+
+class Kind(Enum):
+    """What can go wrong."""
+
+    MANAGER_KILLED = "manager killed"
+    LINK_DOWN = "link down"
+    MANAGER_STOPPED = "manager stopped"
+    STORAGE_SLOW = "storage slow"
+    KEEPER_KILLED = "keeper killed"
+    LINK_SLOW = "link slow"
+    TRIAL_KILLED = "trial killed"
+    MANAGER_DISK_FULL = "manager's disk full"
+    KEEPER_STOPPED = "keeper stopped"
+    LINK_BROKEN = "link half open"
+    WORKSPACE_FULL = "workspace full"
+    MANAGER_MOVED = "manager moved"
+    LINK_LOSSY = "link lossy"
+    STORAGE_STALE = "storage stale"
+    TRIAL_STOPPED = "trial stopped"
+    LINK_RESET = "link reset"
+    MANAGER_CLOCK = "manager's clock stepped"
+    WORKSPACE_READ_ONLY = "workspace read-only"
+    JOBS_CLOCK = "jobs' clock stepped"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sort:
+    """Faults of one `thing` follow each other. `longest_s` short and long; 0: over at once."""
+
+    thing: str
+    need: Need
+    shortest_s: float
+    longest_short_s: float
+    longest_s: float
+
+
+SORTS: dict[Kind, _Sort] = {
+    Kind.MANAGER_KILLED: _Sort("manager", Need.NOTHING, 0.1, 3, 30),
+    Kind.MANAGER_MOVED: _Sort("manager", Need.NOTHING, 0.1, 2, 10),
+    Kind.MANAGER_STOPPED: _Sort("manager", Need.NOTHING, 0.2, 4, 40),
+    Kind.MANAGER_DISK_FULL: _Sort("manager's disk", Need.ROOT, 0.5, 3, 20),
+    Kind.MANAGER_CLOCK: _Sort("manager's clock", Need.CLOCK, 0, 0, 0),
+    Kind.KEEPER_KILLED: _Sort("keeper", Need.NOTHING, 0, 0, 0),
+    Kind.KEEPER_STOPPED: _Sort("keeper", Need.NOTHING, 0.2, 4, 40),
+    Kind.TRIAL_KILLED: _Sort("trial", Need.NOTHING, 0, 0, 0),
+    Kind.TRIAL_STOPPED: _Sort("trial", Need.NOTHING, 0.2, 4, 20),
+    Kind.LINK_DOWN: _Sort("link", Need.NETWORKS, 0.1, 5, 120),
+    Kind.LINK_LOSSY: _Sort("link", Need.NETWORKS, 1, 5, 30),
+    Kind.LINK_SLOW: _Sort("road", Need.NOTHING, 1, 5, 30),
+    Kind.LINK_BROKEN: _Sort("road", Need.NOTHING, 0, 0, 0),
+    Kind.LINK_RESET: _Sort("road", Need.NOTHING, 0, 0, 0),
+    Kind.WORKSPACE_FULL: _Sort("workspace", Need.ROOT, 0.5, 3, 20),
+    Kind.WORKSPACE_READ_ONLY: _Sort("workspace", Need.ROOT, 0.5, 3, 20),
+    Kind.STORAGE_SLOW: _Sort("storage", Need.FUSE, 0.5, 3, 20),
+    Kind.STORAGE_STALE: _Sort("storage", Need.FUSE, 2, 4, 20),
+    Kind.JOBS_CLOCK: _Sort("jobs' clock", Need.CLOCK, 0, 0, 0),
+}
+NEEDS_ROAD = frozenset({Kind.LINK_SLOW, Kind.LINK_BROKEN, Kind.LINK_RESET})
+"""What the proxy does."""
+
+LOSS_SHARE = 0.05
+DELAY_S = 0.2
+SLOW_STORAGE_S = 0.02
+STALE_STORAGE_S = 3.0
+"""What NFS clients keep attributes for at least (acregmin of nfs(5))."""
+_CLOCK_STEPS_S = (-86_400, -3_600, -90, 90, 3_600, 86_400)
+_FEWEST, _MOST = 3, 8
+_SIDES = ("manager", "jobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong, `at_s` after the first trials report. `pick` chooses among those it could hit then."""
+
+    at_s: float
+    kind: Kind
+    lasts_s: float
+    pick: float
+    side: str = ""
+    step_s: int = 0
+
+    @property
+    def until_s(self) -> float:
+        return self.at_s + self.lasts_s
+
+    def __str__(self) -> str:
+        how_long = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
+        side = f", as seen by the {self.side}" if self.side else ""
+        step = f" by {self.step_s:+d} s" if self.step_s else ""
+        return f"{self.at_s:6.1f} s  {self.kind.value}{how_long}{step}{side}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run. `left_out`: kinds that this machine cannot do, and what each would need."""
+
+    seed: int
+    is_short: bool
+    reuses_jobs: bool
+    faults: tuple[Fault, ...]
+    left_out: tuple[tuple[Kind, Need], ...]
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(fault.kind for fault in self.faults)
+
+    @property
+    def has_road(self) -> bool:
+        """Whether a proxy stands between keepers and manager."""
+        return bool(self.kinds & NEEDS_ROAD)
+
+    @property
+    def has_far_storage(self) -> bool:
+        return any(SORTS[kind].need is Need.FUSE for kind in self.kinds)
+
+    @property
+    def steps_clocks(self) -> bool:
+        return any(SORTS[kind].need is Need.CLOCK for kind in self.kinds)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        jobs = "jobs are reused" if self.reuses_jobs else "one job for each trial"
+        left_out = [f"left out, needs {need.value}: {kind.value}" for kind, need in self.left_out]
+        return [
+            f"seed {self.seed}{', short' if self.is_short else ''}: {jobs}",
+            *map(str, self.faults),
+            *left_out,
+        ]
+
+
+def plan_of(seed: int, *, is_short: bool, missing: frozenset[Need] = frozenset()) -> Plan:
+    """The plan of a seed on a machine without what is `missing`; other faults are the same with and without it."""
+    dice = random.Random(seed)
+    kinds, first = list(Kind), 2 * (seed - 1)
+    wanted = [kinds[first % len(kinds)], kinds[(first + 1) % len(kinds)]]
+    wanted += dice.choices(kinds, k=dice.randint(_FEWEST, _MOST) - len(wanted))
+    horizon_s = 8.0 if is_short else 20.0
+    free_at_s: dict[str, float] = {}
+    faults = []
+    for kind in wanted:
+        sort = SORTS[kind]
+        longest_s = sort.longest_short_s if is_short else sort.longest_s
+        # Short ones as often as long ones: as many below the geometric mean as above it.
+        lasts_s = sort.shortest_s * (longest_s / sort.shortest_s) ** dice.random() if sort.shortest_s else 0.0
+        # A moment between two faults of one thing, so that each is met.
+        at_s = max(dice.uniform(0.2, horizon_s), free_at_s.get(sort.thing, 0.0) + 0.5)
+        free_at_s[sort.thing] = at_s + lasts_s
+        side = (
+            dice.choice(_SIDES)
+            if sort.thing in ("workspace", "storage") and kind is not Kind.WORKSPACE_FULL
+            else ""
+        )
+        step_s = dice.choice(_CLOCK_STEPS_S) if sort.need is Need.CLOCK else 0
+        faults.append(Fault(round(at_s, 2), kind, round(lasts_s, 2), dice.random(), side, step_s))
+    faults.sort(key=lambda fault: fault.at_s)
+    return Plan(
+        seed,
+        is_short,
+        bool(seed % 2),
+        tuple(fault for fault in faults if SORTS[fault.kind].need not in missing),
+        tuple((fault.kind, SORTS[fault.kind].need) for fault in faults if SORTS[fault.kind].need in missing),
+    )
