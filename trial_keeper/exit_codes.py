@@ -123,6 +123,11 @@ class KeeperExit(IntEnum):
         "there is no trial-keeper in the container",
         "add it to the image with `images/build.sh keeper`, and name the result in the experiment file",
     )
+    UNREACHED = (
+        116,
+        "no manager could be reached, and a job that runs many trials is given them over the network alone",
+        "let containers connect to the address in manager.json (see `trial-keeper doctor`), or write reuse: false",
+    )
 
 
 def known(code: int) -> KeeperExit | None:

@@ -39,7 +39,8 @@ class KeeperSettings:
     grace_s: float = 30.0
     """From the polite signal to the last one. Kubernetes' own default."""
     linger_s: float = 30.0
-    """How long a keeper whose trial has ended waits for the manager to take more. The files stay in the workspace in any case."""
+    """How long a keeper whose trial has ended waits for the manager to take more: one that it has reached before, otherwise no
+    more than 5 s. The files stay in the workspace in any case."""
     idle_timeout_s: float = 600.0
     """How long a keeper that is given trials waits for the next one before it leaves. NNI's, so that a cluster's idle GPUs are
     free again within ten minutes of a manager's death."""

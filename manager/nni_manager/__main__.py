@@ -2,21 +2,25 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 from nni_manager import services
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
 from nni_manager.engine.tokens import api_token_of
+from nni_manager.engine.view import View
 from nni_manager.errors import NniManagerError
 from nni_manager.service.servicer import KeeperServer
 from nni_manager.serving import HttpServer, is_loopback, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.store.ownership import Ownership
 from nni_manager.store.store import StoreReader
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import Api
@@ -24,6 +28,7 @@ from trial_keeper import __version__
 
 log = logging.getLogger("nni_manager")
 
+_OTHER_PORT = "choose another with --port N, or --port auto"
 _OTHER_PORTS = "choose another pair of ports with --port N (keepers use N + 1), or --port auto"
 
 # NNI's words for levels that Python calls otherwise.
@@ -39,20 +44,46 @@ def main() -> int:
         "--port", type=int, required=True, help="of the HTTP API; keepers connect to the next one"
     )
     parser.add_argument("--debug", action="store_true", help="log more")
+    parser.add_argument(
+        "--view", action="store_true", help="only show what is stored, beside a manager or without one"
+    )
     arguments = parser.parse_args()
     folder = ExperimentFolder(arguments.folder)
     try:
+        if arguments.view:
+            with folder.viewed():
+                asyncio.run(_view(folder, arguments.host, arguments.port))
+            return 0
         with StoreReader(folder.database) as reader:
             config = ExperimentConfig.from_json(reader.experiment().config)
         if config.pai is not None:
             # What it writes on the shared storage is for the users that containers run as. Its own folder stays closed.
             os.umask(0o022)
-        with folder.owned():
+        with folder.owned() as ownership:
             _log_to(folder, "debug" if arguments.debug or config.debug else config.log_level)
-            return asyncio.run(_Manager(config, folder, arguments.host, arguments.port).run())
+            return asyncio.run(_Manager(config, folder, arguments.host, arguments.port).run(ownership))
     except (NniManagerError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
+
+
+async def _view(folder: ExperimentFolder, host: str, port: int) -> None:
+    """Serve what is stored of the experiment until this process is told to end."""
+    loop, must_end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, must_end.set)
+    listener = listen(host, port, _OTHER_PORT)
+    certificate = None if is_loopback(host) else folder.certificate(_names_here(host))
+    path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
+    with StoreReader(folder.database) as reader:
+        token = api_token_of(reader.experiment().secret)
+    with contextlib.closing(View(folder)) as view:
+        web = HttpServer(Api(view, host, port, token, must_end.set).app(), path)
+        serving = loop.create_task(web.serve(sockets=[listener]))
+        folder.write_view(ManagerProcess(os.getpid(), host, port, __version__, token, sha256))
+        await must_end.wait()
+        web.should_exit = True
+        await serving
 
 
 class _Manager:
@@ -66,7 +97,7 @@ class _Manager:
         self._must_end = asyncio.Event()
         self._end_asked = asyncio.Event()
 
-    async def run(self) -> int:
+    async def run(self, ownership: Ownership) -> int:
         """Serve until somebody ends the experiment, or this process."""
         loop = asyncio.get_running_loop()
         listener = listen(self._host, self._port, _OTHER_PORTS)
@@ -92,6 +123,7 @@ class _Manager:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._must_end.set)
+        ownership.call_when_lost(partial(loop.call_soon_threadsafe, engine.note_taken))
         try:
             await engine.restore()
             await server.start(keepers_host, self._port + 1, for_keepers)

@@ -380,15 +380,19 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def play(small_windows: None) -> Callable[..., None]:
-    """Play the machine with these parts. Raises what its checks raise. Settings of hypothesis may follow."""
+    """Play the machine with these parts. Raises what its checks raise. Settings of hypothesis may follow.
+
+    `more_rules`: classes whose rules are played with those of the machine.
+    """
 
     def play_with(
         replication_type: type[Replication] = Replication,
         receiver_type: type[Receiver] = Receiver,
+        more_rules: tuple[type, ...] = (),
         **more_settings: Any,
     ) -> None:
         parts = {"replication_type": replication_type, "receiver_type": receiver_type}
-        machine = type("ExactlyOnceWithTheseParts", (ExactlyOnce,), parts)
+        machine = type("ExactlyOnceWithTheseParts", (*more_rules, ExactlyOnce), parts)
         in_any_case = {
             "stateful_step_count": 40,
             "database": None,

@@ -66,16 +66,21 @@ async def until(is_true: Callable[[], Any], what: str, within_s: float = 90.0) -
 
 @contextlib.asynccontextmanager
 async def a_manager_here(
-    experiment: "RealExperiment", make_service: Callable[[Callable[[JobEnded], None]], TrainingService]
+    experiment: "RealExperiment",
+    make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
+    told: str | None = None,
 ) -> AsyncIterator[Engine]:
-    """What a manager's process is made of, from its start to its end, over any training service."""
-    port = free_port_pair()
+    """What a manager's process is made of, from its start to its end, over any training service.
+
+    `told`: the address that keepers are told in place of the manager's own.
+    """
+    port = experiment.port = free_port_pair()
     engine = Engine(experiment.config, experiment.folder, make_service, make_tuner(experiment.config))
     server = KeeperServer(engine.keepers)
     await engine.restore()
     await server.start("127.0.0.1", port)
     try:
-        await engine.start((f"127.0.0.1:{port}",))
+        await engine.start((told or f"127.0.0.1:{port}",))
         yield engine
     finally:
         await engine.close()

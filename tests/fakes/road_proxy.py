@@ -100,7 +100,8 @@ class Road:
             connection = _Connection(self, writer)
             self._connections.add(connection)
             try:
-                await connection.serve(reader, to)
+                with contextlib.suppress(asyncio.CancelledError):  # the proxy ends while it waits
+                    await connection.serve(reader, to)
             finally:
                 self._connections.discard(connection)
 

@@ -31,6 +31,24 @@ def done(a_real_experiment):
     return experiment
 
 
+def test_the_road_of_a_trial_that_runs_is_told_and_of_one_that_is_over_no_more(a_real_experiment):
+    experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 1, "it reports")
+    (trial,) = experiment.get("/trial-jobs")
+    assert trial["road"] == "stream"
+    assert 0 <= trial["lastContactAgoS"] < 60
+    shown = experiment.get("/experiment")["trialRoads"]
+    assert shown == {
+        trial["id"]: {"road": "stream", "lastContactAgoS": shown[trial["id"]]["lastContactAgoS"]}
+    }
+    experiment.delete(f"/trial-jobs/{trial['id']}")
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    assert (trial["road"], trial["lastContactAgoS"]) == (None, None)
+    assert experiment.get("/experiment")["trialRoads"] == {}
+
+
 def test_nnis_paths_tell_the_whole_story(done):
     assert done.get("/check-status") == {"status": "DONE", "errors": []}
     assert done.ask("GET", "/version").text.count(".") == 2

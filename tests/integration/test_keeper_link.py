@@ -301,7 +301,7 @@ def test_a_second_trial_is_more_than_this_keeper_can_take(site):
     keeper = site.start_keeper(linger_s=0.5)
     site.manager.wait_for(site.manager.stored, "something is committed")
     site.manager.send(RunTrial("trial2"))
-    wait_until(lambda: "trial trial2 is not begun: this job is busy with" in keeper.stderr, "it says so")
+    wait_until(lambda: "trial trial2 is not begun: this job is leaving" in keeper.stderr, "it says so")
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert len(decode(site.file(), 0).records) == RECORDS

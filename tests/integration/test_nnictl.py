@@ -416,6 +416,64 @@ def test_a_killed_manager_ends_the_view_with_the_way_to_go_on_and_resume_goes_on
     assert left_in(place) == []
 
 
+def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(place, nnictl):
+    name = created(place, nnictl)
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    served = nnictl("view", name).stdout
+    assert (
+        served
+        == f"INFO: Experiment {name} runs already: it is served at http://127.0.0.1:{line['port']}/api/v1/nni\n"
+    )
+    os.kill(line["pid"], signal.SIGKILL)
+
+    viewed = nnictl("view", name[:4], "--port", "auto")
+    assert (viewed.returncode, viewed.stderr) == (0, "")
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    assert (line["managerIsRunning"], line["port"], line["status"]) == (False, None, "RUNNING")
+    port = line["viewPort"]
+    address = f"http://127.0.0.1:{port}/api/v1/nni"
+    assert f"INFO: Experiment {name} is served at {address}, to be looked at and not changed" in viewed.stdout
+    assert "VIEWED (was RUNNING)" in nnictl("experiment", "list").stdout
+    assert (
+        nnictl("view", name).stdout
+        == f"INFO: Experiment {name} is viewed already: it is served at {address}\n"
+    )
+    taken = nnictl("create", "--config", "config.yml", "--port", str(port))
+    assert (
+        f"a view of experiment {name} is served there; end it with `nnictl stop --port {port}`"
+        in taken.stderr
+    )
+
+    resumed = nnictl("resume", name, "--port", str(port))
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert resumed.stdout.splitlines()[0] == f"INFO: Ended the view of experiment {name} on port {port}"
+    (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    assert (line["managerIsRunning"], line["port"], line["viewPort"]) == (True, port, None)
+    assert nnictl("stop", name).returncode == 0
+
+    assert nnictl("view", name, "--port", "auto").returncode == 0
+    assert "VIEWED (STOPPED)" in nnictl("experiment", "list").stdout
+    stopped = nnictl("stop")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert stopped.stdout.startswith(f"INFO: Ended the view of experiment {name} on port ")
+    assert json.loads(nnictl("experiment", "list", "--json").stdout) == []
+    assert left_in(place) == []
+
+
+def test_a_view_in_the_foreground_ends_with_an_interrupt_and_changes_nothing(place, nnictl, started):
+    (place / "train.py").write_text(GOOD)
+    done = nnictl("create", "-c", "config.yml", "-p", "auto", "-f")
+    name = done.stdout.split("The experiment id is ")[1].split()[0]
+    before = nnictl("experiment", "show", name).stdout
+    view = started("view", name, "--foreground", "--port", "auto")
+    read_until(view, "to be looked at and not changed")
+    view.send_signal(signal.SIGINT)
+    out, err = view.communicate(timeout=60)
+    assert (view.returncode, out, err) == (130, "", "")
+    assert nnictl("experiment", "show", name).stdout == before
+    assert left_in(place) == []
+
+
 def test_a_manager_that_cannot_start_leaves_nothing(place, nnictl):
     # A module that breaks the manager's start, where Python looks first.
     broken = place.parent / "broken"

@@ -275,7 +275,7 @@ def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state
 
 def test_many_that_want_it_at_the_same_moment_get_the_same_one(state):
     state.make()
-    state.write_process(service.ServiceProcess(1, 0.0, "127.0.0.1", "0", Options(port=free_port())))
+    state.write_process(service.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port())))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: service.ensure_running(state), range(4)))
     assert len({each.process.pid for each in found}) == 1
@@ -333,7 +333,7 @@ def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state)
 def test_a_number_that_is_another_process_by_now_gets_no_signal(state):
     state.make()
     with subprocess.Popen(["sleep", "600"]) as bystander:
-        state.write_process(service.ServiceProcess(bystander.pid, 0.0, "127.0.0.1", "0", Options()))
+        state.write_process(service.ServiceProcess(bystander.pid, 0, "", "127.0.0.1", "0", Options()))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             with state.owned():
                 stopping = pool.submit(service.stop, state)

@@ -106,7 +106,7 @@ def exited(
     out_of_memory: OutOfMemory | None = None,
 ) -> TrialExited:
     sizes = dict.fromkeys(Stream, size)
-    return TrialExited(KEY, ENDED_AT_S, code, signal, sizes, stderr, out_of_memory)
+    return TrialExited(KEY, ENDED_AT_S - STARTED_AT_S, code, signal, sizes, stderr, out_of_memory)
 
 
 def durable(offset: int = 0, *, closed: bool = False, key: AttemptKey = KEY) -> Durable:
@@ -358,8 +358,10 @@ def test_a_refused_keeper_lets_its_trial_run_and_tries_no_more(play: Play) -> No
     assert play.keeper.next_deadline_s is None
     assert play.at(3600, grew(10)) == []
     assert play.at(7200, exited(0, size=10)) == [RecordExit(ended(ExitReason.SUCCEEDED, 0, 10))]
-    assert play.at(7229.9, TimePassed()) == []
-    assert play.at(7230, TimePassed()) == [Exit(0)]
+    assert play.at(7204.9, TimePassed()) == []
+    assert play.at(7205, TimePassed()) == [Exit(0)], (
+        "nothing more can come of a manager that was never reached"
+    )
 
 
 def test_a_refusal_is_logged_also_after_an_outage(play: Play) -> None:
@@ -510,6 +512,14 @@ def test_a_keeper_lingers_for_a_manager_that_is_away_and_then_ends(play: Play) -
     assert play.keeper.next_deadline_s is not None
     assert play.keeper.next_deadline_s <= 130
     assert play.at(130, TimePassed())[-1] == Exit(3)
+
+
+def test_a_keeper_that_has_never_reached_a_manager_does_not_linger_for_one(play: Play) -> None:
+    play.running(linked=False).at(1, LinkLost("nobody there"))
+    assert Exit(3) not in play.at(100, exited(3))
+    play.at(100, LinkLost("nobody there"))
+    assert Exit(3) not in play.at(104.9, TimePassed())
+    assert play.at(105, TimePassed())[-1] == Exit(3)
 
 
 def test_a_link_that_is_lost_after_the_end_does_not_lengthen_the_wait(play: Play) -> None:

@@ -75,7 +75,7 @@ class Play:
         self.at(now_s, TrialSpawned(key_of(trial_id), 1000.0 + now_s))
 
     def exits(self, trial_id: str, now_s: float = 2.0, code: int = 0) -> list[Effect]:
-        return self.at(now_s, TrialExited(key_of(trial_id), 1000.0 + now_s, code, None, {}, ""))
+        return self.at(now_s, TrialExited(key_of(trial_id), 1.0, code, None, {}, ""))
 
     def closes(self, trial_id: str, now_s: float = 3.0) -> list[Effect]:
         return self.at(now_s, Durable(AttemptOffsets(key_of(trial_id), {}, closed=True)))
@@ -170,6 +170,15 @@ def test_idle_for_too_long_it_leaves(play: Play) -> None:
     assert play.at(599, TimePassed()) == []
     assert play.at(600, TimePassed()) == [Exit(0)]
     assert "no trial has come for 600 s" in play.log[-1]
+
+
+def test_a_job_that_reaches_no_manager_does_not_hold_its_place_for_as_long() -> None:
+    play = Play()
+    for now_s in (0, 60, 119):
+        assert play.at(now_s, TimePassed()) == [OpenLink(())]
+        play.at(now_s, LinkLost("nobody there"))
+    assert Exit(KeeperExit.UNREACHED) in play.at(120, TimePassed())
+    assert "no manager could be reached" in play.log[-1]
 
 
 def test_the_time_is_counted_from_the_last_trials_end_also_without_a_manager(play: Play) -> None:

@@ -713,8 +713,9 @@ def test_what_is_told_again_after_a_lost_link_changes_nothing(a_search) -> None:
 
 def test_a_trial_whose_job_is_lost_has_failed_and_its_place_is_free(a_search) -> None:
     search = a_search(concurrency=1)
-    search.start(search.suggest())
-    search.handle(JobGone("t0", ExitReason.KEEPER_LOST, "the node is gone", 50.0))
+    search.start(search.suggest())  # at 20, by the keeper's clock
+    search.now_s += 30
+    search.handle(JobGone("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")
     assert (trial.state, trial.reason, trial.ended_at_s) == (
         TrialState.FAILED,

@@ -271,6 +271,16 @@ def test_a_job_that_ends_well_and_was_never_heard_takes_a_waiting_trial_along_to
     assert play.trial("t0").state is TrialState.FAILED, "or jobs would be asked for without an end"
 
 
+def test_a_job_of_whose_end_nobody_knows_costs_no_trial() -> None:
+    play = Play()
+    gone = JobGone(
+        "env-0", ExitReason.JOB_LOST, "it ended while no manager was there", 50.0, True, was_watched=False
+    )
+    play.handle(gone)
+    assert play.trial("t0").state is TrialState.WAITING
+    assert play.submitted == ["env-0", "env-1"]
+
+
 def test_a_word_to_leave_that_was_lost_with_the_link_is_said_again() -> None:
     play = Play(max_trials=1)
     play.idle()

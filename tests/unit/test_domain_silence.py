@@ -64,3 +64,36 @@ def test_a_problem_is_news_once(silence: Silence) -> None:
     assert silence.news(1e6) == ""
     silence.submitted("first", 1e6)
     assert "job first" in silence.news(1e6 + LATE), "a problem that comes again is news again"
+
+
+def test_a_job_that_is_found_at_work_is_told_of_in_other_words_and_after_those_that_are_not(
+    silence: Silence,
+) -> None:
+    silence.found("first")
+    assert "job second" in silence.problem(110 + LATE)
+    silence.found("second")
+    told = silence.problem(110 + LATE)
+    assert told.startswith(
+        "keepers do not reach 10.0.0.7:8081, so trials are followed over the shared storage"
+    )
+    silence.broken("first")
+    assert silence.problem(110 + LATE) == told, "the same words for any of them"
+    silence.broken("second")
+    assert silence.problem(1e6) == ""
+
+
+def test_a_job_that_was_found_is_not_silent_again_and_one_nobody_waits_for_is_not_found(
+    silence: Silence,
+) -> None:
+    silence.found("first")
+    silence.submitted("first", 120.0)
+    silence.broken("second")
+    silence.found("second")
+    assert silence.problem(100 + LATE).startswith("keepers do not reach")
+    silence.broken("first")
+    assert silence.problem(1e6) == ""
+
+
+def test_jobs_that_need_the_network_say_so(silence: Silence) -> None:
+    silence.needs_network = True
+    assert "write reuse: false" in silence.problem(100 + LATE)

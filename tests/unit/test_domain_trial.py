@@ -1,10 +1,13 @@
 """The life of a trial, as the manager sees it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nni_manager.domain.trial import FINAL_STATE, FINAL_STATES, NEXT, Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
@@ -86,7 +89,7 @@ def test_a_final_state_is_nnis_own_word() -> None:
 
 def test_an_ordinary_life(a_trial) -> None:
     trial = a_trial()
-    trial.began(FIRST, 110.0)
+    trial.began(FIRST, 110.0, 10.0)
     assert (trial.state, trial.attempt, trial.started_at_s) == (R, 0, 110.0)
     trial.finished(an_end(ExitReason.NONZERO_EXIT, 3, message="Traceback"))
     assert (trial.state, trial.exit_code, trial.message, trial.ended_at_s) == (C, 3, "Traceback", 120.0)
@@ -111,9 +114,30 @@ def test_a_command_that_was_done_before_the_stop_reached_it_has_succeeded(a_tria
 def test_a_trial_that_is_gone_was_stopped_if_a_stop_was_asked_for(a_trial) -> None:
     lost, stopped = a_trial(state=R), a_trial(state=S, stop_reason=ExitReason.STOPPED_BY_USER)
     for trial in (lost, stopped):
-        trial.gone(ExitReason.JOB_LOST, "the node is gone", 130.0)
+        trial.gone(ExitReason.JOB_LOST, "the node is gone", 130.0, 30.0)
         assert (trial.message, trial.ended_at_s) == ("the node is gone", 130.0)
     assert (lost.state, stopped.state) == (TrialState.FAILED, TrialState.USER_CANCELED)
+
+
+@given(
+    started_at_s=st.floats(0, 2e9),
+    told_at_s=st.floats(0, 2e9),
+    heard_s=st.none() | st.floats(0, 1e6),
+    lasted_s=st.floats(0, 1e6),
+)
+def test_no_clock_makes_a_trial_end_before_it_began(started_at_s, told_at_s, heard_s, lasted_s) -> None:
+    fields = {"state": R, "started_at_s": started_at_s, "heard_s": heard_s}
+    lost, ended = (Trial("abcde", 0, {}, {}, 0.0, "abcde", **fields) for _ in range(2))  # type: ignore[arg-type]
+    lost.gone(ExitReason.JOB_LOST, "", told_at_s, (heard_s or 0.0) + lasted_s)
+    assert lost.ended_at_s is not None
+    if heard_s is not None:
+        # The time of day when somebody noticed is no matter to a manager that was there when it began.
+        assert lost.ended_at_s - started_at_s == pytest.approx(lasted_s, abs=1e-3)
+    assert lost.ended_at_s >= started_at_s
+    ended.finished(replace(an_end(), started_at_s=told_at_s, ended_at_s=told_at_s))
+    assert ended.started_at_s is not None
+    assert ended.ended_at_s is not None
+    assert ended.ended_at_s >= ended.started_at_s
 
 
 def test_only_the_newest_attempt_counts(a_trial) -> None:
@@ -143,9 +167,9 @@ SPENT = {
 
 def test_a_new_attempt_starts_with_empty_hands(a_trial) -> None:
     trial = a_trial(state=C, ended=an_end(ExitReason.SIGNAL, 137), **SPENT)
-    trial.began(SECOND, 130.0)
+    trial.began(SECOND, 130.0, 30.0)
     assert trial == a_trial(
-        state=R, attempt=1, started_at_s=130.0, attempts={"main": 1}, undelivered={"main"}
+        state=R, attempt=1, started_at_s=130.0, attempts={"main": 1}, undelivered={"main"}, heard_s=30.0
     )
 
 
@@ -158,7 +182,7 @@ def test_an_attempt_that_could_not_be_started_does_not_inherit_either(a_trial) -
 
 def test_an_attempt_that_is_told_again_keeps_what_it_has(a_trial) -> None:
     trial = a_trial(state=R, attempt=0, final="1", value=1.0, intermediate_count=4)
-    trial.began(FIRST, 110.0)
+    trial.began(FIRST, 110.0, 10.0)
     assert (trial.final, trial.value, trial.intermediate_count) == ("1", 1.0, 4)
 
 

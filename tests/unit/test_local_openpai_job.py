@@ -99,6 +99,16 @@ def test_all_tasks_succeed_and_so_does_the_job():
     assert len(played.of(GiveBack)) == 2
 
 
+def test_a_job_does_not_end_before_it_began_when_the_clock_was_set_back():
+    played = Played(a_plan(a_role(tasks=1)))
+    played.now_s = 86_400.0
+    played.begin()
+    played.now_s = 0.0
+    played.ends(0, 0)
+    assert played.job.is_over
+    assert played.job.completed_at_s >= played.job.launched_at_s > 86_400
+
+
 def test_the_first_failure_ends_the_job_once_the_rest_is_stopped():
     played = Played(a_plan()).begin()
     new = played.ends(0, 255)

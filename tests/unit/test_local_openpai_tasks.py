@@ -192,6 +192,17 @@ def test_a_log_is_rotated_and_the_oldest_text_goes(tmp_path):
     assert [len(file.read_bytes()) for file in files] == [5, 10, 10]
 
 
+def test_the_oldest_text_goes_also_when_the_clock_was_set_back(tmp_path, monkeypatch):
+    days = iter(range(10, 0, -1))
+    monkeypatch.setattr(
+        "nni_manager.local_openpai.supervisor.time.time_ns", lambda: next(days) * 86_400 * 10**9
+    )
+    log = RotatedLog(tmp_path / "log", file_bytes=1, old_files=2)
+    log.write(b"abcdef")
+    files = [*reversed(old_logs(tmp_path / "log")), tmp_path / "log" / "current"]
+    assert b"".join(file.read_bytes() for file in files) == b"def"
+
+
 def test_no_text_is_lost_between_the_files_that_are_kept(tmp_path):
     log = RotatedLog(tmp_path / "log", file_bytes=16, old_files=100)
     text = os.urandom(200)

@@ -81,10 +81,21 @@ def test_the_peak_of_what_a_trial_used_is_stored_with_it(store, reader):
 def test_what_a_trial_used_comes_back_sample_by_sample(store, reader):
     gpu = GpuUsage(1, 50.0, 2**30)
     samples = [UsageRow(Usage(KEY, 12.5 * n, 1000 * n, 10 * n, (gpu,) * n), 5.0 * n) for n in range(3)]
-    store.commit([TrialRow.of(a_trial()), *samples[1:], samples[0]], 1.0)
-    store.commit(samples, 2.0)
+    store.commit([TrialRow.of(a_trial()), *samples], 1.0)
+    store.commit(samples[2:], 2.0)
     assert reader.usage_of(KEY.trial_id) == samples
     assert reader.usage_of("other") == []
+
+
+def test_a_sample_taken_after_the_clock_was_set_back_still_comes_last(store, reader):
+    samples = [
+        UsageRow(Usage(KEY, float(n), 0, 0), at_s) for n, at_s in enumerate((86400.0, 86405.0, 5.0, 10.0))
+    ]
+    for sample in samples:
+        store.commit([sample], 1.0)
+    stored = reader.usage_of(KEY.trial_id)
+    assert [sample.usage.cpu_percent for sample in stored] == [0.0, 1.0, 2.0, 3.0]
+    assert [sample.at_s for sample in stored] == pytest.approx([86400, 86405, 86405.001, 86405.002])
 
 
 def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reader):

@@ -1,14 +1,22 @@
-"""What the manager writes into a workspace before any job starts."""
+"""What the manager writes into a workspace, and what it sees there of what others wrote."""
 
+import os
+import shutil
 from pathlib import Path
 
+import pytest
+
 import nni_sdk
-from nni_manager.engine.trial_files import LeftBehind, left_behind, write_experiment
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from nni_manager.engine.trial_files import Seen, newest_attempts, see_attempt, write_experiment
+from nni_sdk.records import encode
+from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import ManagerDocument, Workspace, exit_to_bytes
+from trial_keeper.wire.workspace import AttemptFolder, ManagerDocument, Workspace, exit_to_bytes
 
 DOCUMENT = ManagerDocument("expABCDE", "0.6.0", ("127.0.0.1:1",))
+KEY = AttemptKey("abcde", 0, "main-0")
+_NOBODY = 65534
+FRAME = encode(0, "abcde", "PERIODICAL", 0, 1.5)
 SDK = {path.name: path.read_bytes() for path in Path(nni_sdk.__file__).parent.glob("*.py")}
 
 
@@ -39,14 +47,125 @@ def test_a_later_manager_touches_only_what_differs_and_swaps_it_whole(tmp_path: 
     assert touched == {"errors.py", "trial.py"}
 
 
-def test_an_end_that_speaks_of_another_attempt_says_nothing(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    own, others = AttemptKey("abcde", 0, "main-0"), AttemptKey("vwxyz", 0, "main-0")
-    folder = workspace.attempt(own)
-    folder.path.mkdir(parents=True)
-    for speaks_of in (others, AttemptKey("abcde", 1, "main-0"), AttemptKey("abcde", 0, "main-1")):
-        folder.exit_json.write_bytes(exit_to_bytes(TrialEnded(speaks_of, ExitReason.SUCCEEDED, 0, 1.0, 2.0)))
-        assert left_behind(workspace, "abcde") == [LeftBehind(own, None)]
-    ended = TrialEnded(own, ExitReason.SUCCEEDED, 0, 1.0, 2.0)
+# ---- looks at what keepers leave
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> AttemptFolder:
+    """An attempt's folder as a keeper makes it, of a trial that runs."""
+    folder = Workspace(tmp_path).attempt(KEY)
+    (folder.path / ".nni").mkdir(parents=True)
+    folder.output.mkdir()
+    folder.stream(Stream.METRICS).write_bytes(FRAME)
+    folder.stream(Stream.STDOUT).write_bytes(b"hello\n")
+    folder.stream(Stream.KEEPER).write_bytes(b"the command runs\n")
+    return folder
+
+
+def end(folder: AttemptFolder, key: AttemptKey = KEY, **sizes: int) -> TrialEnded:
+    final_sizes = {Stream(name): size for name, size in sizes.items()}
+    ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, final_sizes)
     folder.exit_json.write_bytes(exit_to_bytes(ended))
-    assert left_behind(workspace, "abcde") == [LeftBehind(own, ended)]
+    return ended
+
+
+def look(tmp_path: Path, offsets: dict[Stream, int] | None = None, *, is_over: bool = False) -> Seen:
+    return see_attempt(Workspace(tmp_path), KEY, offsets or {Stream.METRICS: 0}, is_over=is_over)
+
+
+def test_a_look_brings_what_follows_the_offsets(tmp_path: Path, left: AttemptFolder) -> None:
+    seen = look(tmp_path, {Stream.METRICS: 5, Stream.STDOUT: 0, Stream.STDERR: 0})
+    assert seen == Seen(KEY, True, ((Stream.METRICS, 5, FRAME[5:]), (Stream.STDOUT, 0, b"hello\n")), None)
+    assert look(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
+
+
+def test_an_attempt_begins_with_the_first_word_of_its_keeper(tmp_path: Path, left: AttemptFolder) -> None:
+    left.stream(Stream.METRICS).write_bytes(b"")
+    assert look(tmp_path).has_begun
+    left.stream(Stream.KEEPER).write_bytes(b"")
+    assert not look(tmp_path).has_begun, "its code may still be unpacked"
+
+
+def test_a_long_file_is_read_in_pieces(tmp_path: Path, left: AttemptFolder) -> None:
+    left.stream(Stream.STDOUT).write_bytes(b"x" * 600_000)
+    offset, sizes = 0, []
+    while pieces := look(tmp_path, {Stream.STDOUT: offset}).pieces:
+        sizes.append(len(pieces[0][2]))
+        offset += sizes[-1]
+    assert sizes == [262_144, 262_144, 75_712]
+
+
+def test_what_was_written_after_the_end_does_not_count(tmp_path: Path, left: AttemptFolder) -> None:
+    ended = end(left, metrics=10, stdout=0)
+    seen = look(tmp_path, {Stream.METRICS: 0, Stream.STDOUT: 0})
+    assert seen == Seen(KEY, True, ((Stream.METRICS, 0, FRAME[:10]),), ended)
+    assert look(tmp_path, {Stream.METRICS: 12}).pieces == ()
+
+
+def test_zeros_that_stand_for_what_has_not_come_are_waited_for_until_nothing_more_can_come(
+    tmp_path: Path, left: AttemptFolder
+) -> None:
+    metrics = left.stream(Stream.METRICS)
+    metrics.write_bytes(FRAME + bytes(len(FRAME)) + FRAME)
+    assert look(tmp_path).pieces == ((Stream.METRICS, 0, FRAME),)
+    assert look(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
+    assert len(look(tmp_path, is_over=True).pieces[0][2]) == 3 * len(FRAME)
+    end(left, metrics=3 * len(FRAME))
+    assert len(look(tmp_path).pieces[0][2]) == 3 * len(FRAME)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"trial_id": "abcde"}', b"x" * 100_000])
+def test_an_end_that_is_not_whole_is_none(tmp_path: Path, left: AttemptFolder, content: bytes) -> None:
+    left.exit_json.write_bytes(content)
+    assert look(tmp_path).ended is None
+
+
+def test_an_end_of_another_attempt_is_none(tmp_path: Path, left: AttemptFolder) -> None:
+    end(left, AttemptKey("another", 0, "main-0"), metrics=0)
+    assert look(tmp_path).ended is None
+
+
+@pytest.mark.parametrize("what", ["pipe", "link", "folder link", "folder", "nothing", "no attempt"])
+def test_a_look_neither_waits_nor_leads_outside(tmp_path: Path, left: AttemptFolder, what: str) -> None:
+    metrics = left.stream(Stream.METRICS)
+    secret = tmp_path / "outside"
+    secret.mkdir()
+    (secret / "metrics").write_bytes(b"secret")
+    metrics.unlink()
+    match what:
+        case "pipe":
+            os.mkfifo(metrics)
+        case "link":
+            metrics.symlink_to(secret / "metrics")
+        case "folder link":
+            metrics.parent.rmdir()
+            metrics.parent.symlink_to(secret)
+        case "folder":
+            metrics.mkdir()
+        case "no attempt":
+            shutil.rmtree(left.path)
+    assert look(tmp_path).pieces == ()
+
+
+def test_a_folder_that_the_manager_may_not_read_is_an_error_that_names_it(
+    tmp_path: Path, left: AttemptFolder, open_way: None
+) -> None:
+    left.path.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # who may read everything
+        os.seteuid(_NOBODY)
+    try:
+        with pytest.raises(PermissionError, match=str(left.path)):
+            look(tmp_path)
+    finally:
+        os.seteuid(user)
+        left.path.chmod(0o700)
+
+
+def test_the_newest_attempt_of_each_task_is_the_one_to_look_at(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    keys = [AttemptKey("abcde", number, task) for number, task in ((0, "a"), (0, "b"), (1, "a"), (10, "a"))]
+    for key in keys:
+        workspace.attempt(key).path.mkdir(parents=True)
+    assert set(newest_attempts(workspace, "abcde")) == {keys[1], keys[3]}
+    assert newest_attempts(workspace, "other") == []

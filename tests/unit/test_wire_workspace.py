@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_keeper.wire.messages import LARGEST_SIZE, LATEST_S, AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.messages import LARGEST_SIZE, LATEST_S, AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import (
     DocumentInvalid,
@@ -21,6 +21,8 @@ from trial_keeper.wire.workspace import (
     exit_to_bytes,
     is_safe_name,
     replace_file,
+    stop_from_bytes,
+    stop_to_bytes,
 )
 
 WORKSPACE = Workspace(Path("/mnt/exp"))
@@ -42,7 +44,7 @@ ENDS = st.builds(
     TrialEnded,
     st.builds(AttemptKey, TEXT, st.integers(0), TEXT),
     st.sampled_from(ExitReason),
-    st.integers(-(2**31), 2**31 - 1),
+    st.integers(0, 255),
     TIMES,
     TIMES,
     st.dictionaries(st.sampled_from(Stream), st.integers(0, LARGEST_SIZE)),
@@ -52,6 +54,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "manager.json": ManagerDocument.from_bytes,
     "trial.json": TrialDocument.from_bytes,
     "exit.json": exit_from_bytes,
+    "stop.json": stop_from_bytes,
 }
 SAMPLES = {
     "manager.json": ManagerDocument("exp", "0.6.0", ("10.0.0.1:8081",)).to_bytes(),
@@ -59,6 +62,7 @@ SAMPLES = {
     "exit.json": exit_to_bytes(
         TrialEnded(AttemptKey("abcde", 0, "main"), ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 3})
     ),
+    "stop.json": stop_to_bytes(StopTrial("abcde", ExitReason.STOPPED_BY_USER)),
 }
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -82,6 +86,7 @@ def test_everything_has_its_place() -> None:
         str(attempt.code): f"{folder}/code",
         str(trial.trial_json): "/mnt/exp/trials/abcde/trial.json",
         str(trial.parameter_cfg): "/mnt/exp/trials/abcde/parameter.cfg",
+        str(trial.stop_json): "/mnt/exp/trials/abcde/stop.json",
         str(attempt.path): folder,
         str(attempt.parameter_cfg): f"{folder}/parameter.cfg",
         str(attempt.exit_json): f"{folder}/exit.json",
@@ -101,6 +106,7 @@ def _all_paths(trial, attempt) -> list[Path]:
         attempt.code,
         trial.trial_json,
         trial.parameter_cfg,
+        trial.stop_json,
         attempt.path,
         attempt.parameter_cfg,
         attempt.exit_json,
@@ -141,16 +147,25 @@ def test_attempts_are_listed_oldest_first_by_number(tmp_path: Path) -> None:
     assert workspace.attempts_of("abcde") == [keys[2], keys[0], keys[1]]
 
 
-def test_what_else_a_trial_leaves_among_its_attempts_is_no_attempt(tmp_path: Path) -> None:
+def test_what_a_trial_has_put_among_its_attempts_is_no_attempt(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
+    own = AttemptKey("abcde", 0, "a")
+    workspace.attempt(own).path.mkdir(parents=True)
     attempts = workspace.trial("abcde").attempts
-    (attempts / "3" / "main-0").mkdir(parents=True)
-    for name in ("03", "٣", "²", "-1", "65536", "9" * 200, " 4", "4\n"):
-        (attempts / name / "main-0").mkdir(parents=True)
-    (attempts / "5").write_text("a file")
-    (attempts / "3" / "notes").write_text("a file")
-    (attempts / "3" / "a\nb").mkdir()
-    assert workspace.attempts_of("abcde") == [AttemptKey("abcde", 3, "main-0")]
+    for name in ("01", "٣", "9" * 10, "9" * 200, "-1"):
+        (attempts / name / "a").mkdir(parents=True)
+    (attempts / "1").write_text("a file")
+    (attempts / "2").symlink_to(attempts / "0")
+    (attempts / "0" / "a file").write_text("")
+    (attempts / "0" / "b").symlink_to(attempts / "0" / "a")
+    assert workspace.attempts_of("abcde") == [own]
+
+
+def test_of_more_attempts_than_any_cluster_makes_the_newest_are_listed(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    for number in range(1010):
+        workspace.attempt(AttemptKey("abcde", number, "a")).path.mkdir(parents=True)
+    assert [key.attempt for key in workspace.attempts_of("abcde")] == [*range(10, 1010)]
 
 
 # ---- documents
@@ -164,6 +179,29 @@ def test_manager_json_is_read_as_it_was_written(document: ManagerDocument) -> No
 @given(TRIAL_DOCUMENTS)
 def test_trial_json_is_read_as_it_was_written(document: TrialDocument) -> None:
     assert TrialDocument.from_bytes(document.to_bytes()) == document
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"started_at_s": float("nan")},
+        {"ended_at_s": float("inf")},
+        {"ended_at_s": 1e300},
+        {"started_at_s": -1},
+        {"exit_code": 10**30},
+        {"exit_code": -1},
+        {"message": "\ud800"},
+    ],
+)
+def test_an_end_that_nobody_could_store_or_show_is_none(change: dict[str, object]) -> None:
+    document = json.loads(SAMPLES["exit.json"]) | change
+    with pytest.raises(DocumentInvalid, match=r"exit\.json"):
+        exit_from_bytes(json.dumps(document).encode())
+
+
+def test_stop_json_is_read_as_it_was_written() -> None:
+    stop = StopTrial("abcde", ExitReason.EARLY_STOPPED)
+    assert stop_from_bytes(stop_to_bytes(stop)) == stop
 
 
 @given(ENDS)

@@ -85,11 +85,12 @@ class TrialCleared:
 class TrialExited:
     """The command ended and everything it started is gone, but for what `TrialCleared` has told.
 
-    `exit_code` is 0–255, or None when `signal` ended it. `sizes` of the streams are taken after the end; `stderr_tail` is text.
+    `ran_s` is by the monotonic clock: the wall clock may have been set meanwhile. `exit_code` is 0–255, or None when `signal`
+    ended it. `sizes` of the streams are taken after the end; `stderr_tail` is text.
     """
 
     key: AttemptKey
-    at_s: float
+    ran_s: float
     exit_code: int | None
     signal: int | None
     sizes: Offsets

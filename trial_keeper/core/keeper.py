@@ -2,14 +2,16 @@
 
 Theory of operation. A keeper is given a trial, starts its command at once, and replicates the attempt's files whenever a
 manager can be reached. An end is written to exit.json before it is told, so that it is known even if nobody ever
-listens. A job without reuse is given one trial when it starts. With reuse the keeper says that it is idle, and is given the
-next trial while the last bytes of the one before may still be on their way: attempts that have ended are kept until the
-manager has said that everything about them is recorded. A trial that is given to a keeper that is busy waits here, and begins the
-moment the one before it is over.
+listens. Where no network leads to a manager, that reads the same files from the shared storage, and leaves there the word to
+stop a trial: who brings it makes no difference here. A job without reuse is given one trial when it starts. With reuse the
+keeper says that it is idle, and is given the next trial while the last bytes of the one before may still be on their way:
+attempts that have ended are kept until the manager has said that everything about them is recorded. A trial that is given to a
+keeper that is busy waits here, and begins the moment the one before it is over.
 
 The keeper leaves when there is nothing more for it to do: its one trial is over, or the manager says so, or it was asked by a
-signal, has been idle too long, has run as many trials as it may, or found that a trial could not be cleared away. It ends when
-the manager has everything, or when nothing has gone forward for `linger_s`: the workspace then has all there is to know.
+signal, has been idle or without any manager for too long, has run as many trials as it may, or found that a trial could not be
+cleared away. It ends when the manager has everything, or when nothing has gone forward for `linger_s`: the workspace then has
+all there is to know. A keeper that has never reached a manager does not wait that long for one.
 
 All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -65,6 +67,11 @@ from trial_keeper.wire.messages import (
 )
 from trial_keeper.wire.reasons import ExitReason
 
+# Enough for the tries of a manager that is about to start. Behind a firewall every trial's container would stay longer by this.
+LINGER_UNHEARD_S = 5.0
+# A manager that is started again is there by then; a job that a firewall cuts off would hold its GPUs for nothing.
+LONGEST_UNREACHED_S = 120.0
+
 
 class Keeper:
     """One keeper from start to end."""
@@ -79,6 +86,7 @@ class Keeper:
         self._queue: deque[str] = deque()
         """The trials that follow, first come first."""
         self._served = 0
+        self._was_linked = False
         self._is_leaving = not settings.is_reused
         self._is_dismissed = False
         self._was_signalled = False
@@ -251,7 +259,7 @@ class Keeper:
             reason,
             exit_code,
             attempt.started_at_s,
-            event.at_s,
+            attempt.started_at_s + event.ran_s,
             sizes,
             message if exit_code else "",
         )
@@ -265,7 +273,7 @@ class Keeper:
         attempt.replication.ended(ended.final_sizes)
         self.current = None
         self._idle_since_s = now_s
-        self._lingers_until_s = now_s + self.settings.linger_s
+        self._note_progress(now_s)
         if not self.settings.is_reused:
             self._own_code = ended.exit_code
         text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
@@ -389,6 +397,7 @@ class Keeper:
 
     def _note_link(self, event: LinkOpened, now_s: float) -> list[Effect]:
         self.link.happened(LinkEvent.OPENED, now_s)
+        self._was_linked = True
         self._note_progress(now_s)
         known = {entry.key: entry for entry in event.welcome.attempts}
         effects: list[Effect] = []
@@ -402,7 +411,8 @@ class Keeper:
         return effects + self._tell_idle()
 
     def _note_progress(self, now_s: float) -> None:
-        self._lingers_until_s = now_s + self.settings.linger_s
+        linger_s = self.settings.linger_s
+        self._lingers_until_s = now_s + (linger_s if self._was_linked else min(linger_s, LINGER_UNHEARD_S))
 
     def _note_link_down(self, event: LinkEvent, text: str, now_s: float) -> list[Effect]:
         self.link.happened(event, now_s)
@@ -431,8 +441,13 @@ class Keeper:
 
     @property
     def _idle_until_s(self) -> float:
-        is_refused = self.link.state is LinkState.REFUSED
-        return self._idle_since_s + (self.settings.linger_s if is_refused else self.settings.idle_timeout_s)
+        settings = self.settings
+        if self.link.state is LinkState.REFUSED:
+            return self._idle_since_s + settings.linger_s
+        is_unreached = not self._was_linked
+        return self._idle_since_s + (
+            min(settings.idle_timeout_s, LONGEST_UNREACHED_S) if is_unreached else settings.idle_timeout_s
+        )
 
     def _leave_when_idle_too_long(self, now_s: float) -> list[Effect]:
         if self.current is not None or self._is_leaving or now_s < self._idle_until_s:
@@ -441,6 +456,9 @@ class Keeper:
         if self.link.state is LinkState.REFUSED:
             self._own_code = KeeperExit.REFUSED
             return [LogDecision(None, "leaving: the manager gives this job no trials")]
+        if not self._was_linked:
+            self._own_code = KeeperExit.UNREACHED
+            return [LogDecision(None, f"leaving: {KeeperExit.UNREACHED.meaning}")]
         return [LogDecision(None, f"leaving: no trial has come for {self.settings.idle_timeout_s:g} s")]
 
     def _exit_when_done(self, now_s: float) -> list[Effect]:

@@ -57,10 +57,12 @@ from trial_keeper.wire.own_files import open_inside
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
+    DocumentInvalid,
     TrialDocument,
     Workspace,
     exit_to_bytes,
     replace_file,
+    stop_from_bytes,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ class _Attempt:
     oom_kills: int = 0
     shares_memory: bool = False
     in_tmp: frozenset[str] = frozenset()
+    spawned_s: float = 0.0
+    """By the monotonic clock."""
     sampler: UsageSampler | None = None
     usage: UsageWatch | None = None
 
@@ -239,7 +243,7 @@ class Host:
         self._handle(
             TrialExited(
                 attempt.key,
-                time.time(),
+                time.monotonic() - attempt.spawned_s,
                 exit_code=status if status >= 0 else None,
                 signal=-status if status < 0 else None,
                 sizes=attempt.tail.sizes(self._settings.streams),
@@ -310,10 +314,21 @@ class Host:
                 self._record_exits()
             if self._keeper.link.is_up:
                 continue
+            self._look_for_stop()
             stamp = self._manager_stamp()
             if stamp not in (None, seen):
                 self._handle(ManagerMoved())
             seen = stamp or seen
+
+    def _look_for_stop(self) -> None:
+        """What no stream can tell, the manager leaves in the workspace."""
+        attempt = self._current
+        if attempt is None:
+            return
+        # Not there, or not shown yet, or not whole: there is another look.
+        with contextlib.suppress(OSError, DocumentInvalid):
+            stop = stop_from_bytes(self._workspace.trial(attempt.key.trial_id).stop_json.read_bytes())
+            self._handle(stop)
 
     def _manager_stamp(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
@@ -411,6 +426,7 @@ class Host:
         if self._link is not None:
             self._link.pace_logs(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
+        attempt.spawned_s = time.monotonic()
         self._handle(TrialSpawned(attempt.key, time.time(), how))
         self._watch_usage()
 

@@ -14,8 +14,8 @@ from trial_keeper.wire.reasons import ExitReason
 LARGEST_SIZE = 2**63 - 1
 # A cluster that starts a task anew every minute needs six weeks for so many.
 MOST_ATTEMPTS = 2**16
-# 9999-12-31: no calendar goes on behind it.
-LATEST_S = 253_402_300_799.0
+# The year 5138: a later time is a mistake, and could not be shown.
+LATEST_S = 1e11
 
 
 class Stream(Enum):
@@ -86,7 +86,7 @@ class TrialEnded:
 
     `exit_code` is the command's, 128+n for signal n, or one of `trial_keeper.exit_codes` when it never ran. `final_sizes` has
     every replicated stream; bytes that a stray process appends later do not count. `message` holds the last lines of stderr,
-    or the keeper's own words.
+    or the keeper's own words. `ended_at_s` is `started_at_s` and the time that the command ran by the monotonic clock.
     """
 
     key: AttemptKey
@@ -110,7 +110,7 @@ class TrialEnded:
 
 def _check_moment(name: str, at_s: float) -> None:
     if not (math.isfinite(at_s) and 0 <= at_s <= LATEST_S):
-        raise ValueError(f"{name} {at_s} is no moment between 1970 and 9999")
+        raise ValueError(f"{name} {at_s} is no moment between 1970 and 5138")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@
         sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
+            stop.json                       written by the manager when the trial is to end and no stream can carry the word
             attempts/<n>/<task>/            written by one keeper; the trial's NNI_SYS_DIR
                 parameter.cfg, .nni/metrics, exit.json
                 output/{stdout, stderr, trial.log}
@@ -22,12 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_keeper.wire.messages import MOST_ATTEMPTS, AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 # An id names a folder, so it can hold nothing that leads out of one.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
-_ATTEMPT = re.compile(r"0|[1-9][0-9]{0,8}")
+# More than a cluster starts; whoever may write there could make any number of folders, with any names.
+_NEWEST_ATTEMPTS = 1000
+_ATTEMPT_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 class DocumentInvalid(ValueError):
@@ -112,6 +115,11 @@ class TrialFolder:
         return self.path / "parameter.cfg"
 
     @property
+    def stop_json(self) -> Path:
+        """There once the trial is to end and its keepers could not all be told over a stream."""
+        return self.path / "stop.json"
+
+    @property
     def attempts(self) -> Path:
         """One folder per attempt, named by its number."""
         return self.path / "attempts"
@@ -176,21 +184,28 @@ class Workspace:
         return str(self.root / "warm" / safe_name(job_id))
 
     def attempts_of(self, trial_id: str) -> list[AttemptKey]:
-        """The attempts that have left a folder, oldest first. Whatever else lies there is passed over."""
+        """The attempts that have left a folder, oldest first. What else a trial may have put there is passed over, and all but
+        the newest thousand numbers.
+
+        Raises:
+            OSError: the storage does not show them.
+        """
         folder = self.trial(trial_id).attempts
-        if not folder.is_dir():
-            return []
-        numbers = sorted(
-            int(entry.name)
-            for entry in folder.iterdir()
-            if _ATTEMPT.fullmatch(entry.name) and int(entry.name) < MOST_ATTEMPTS and entry.is_dir()
-        )
+        numbers = sorted(int(name) for name in _folders_in(folder) if _ATTEMPT_NUMBER.fullmatch(name))
+        del numbers[:-_NEWEST_ATTEMPTS]
         return [
-            AttemptKey(trial_id, number, task.name)
+            AttemptKey(trial_id, number, task)
             for number in numbers
-            for task in sorted((folder / str(number)).iterdir())
-            if is_safe_name(task.name) and task.is_dir()
+            for task in sorted(filter(is_safe_name, _folders_in(folder / str(number))))
         ]
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -331,12 +346,35 @@ def exit_from_bytes(content: bytes) -> TrialEnded:
                 _typed(document["task"], str),
             ),
             ExitReason(document["reason"]),
-            _typed(document["exit_code"], int),
+            _exit_code(document["exit_code"]),
             float(_typed(document["started_at_s"], int, float)),
             float(_typed(document["ended_at_s"], int, float)),
             {Stream(word): _typed(size, int) for word, size in document["final_sizes"].items()},
             _typed(document["message"], str),
         )
+
+
+def stop_to_bytes(stop: StopTrial) -> bytes:
+    """The content of stop.json."""
+    return _dump({"trial_id": stop.trial_id, "reason": stop.reason.value})
+
+
+def stop_from_bytes(content: bytes) -> StopTrial:
+    """Read the content of stop.json.
+
+    Raises:
+        DocumentInvalid: not such a document.
+    """
+    document = _load("stop.json", content)
+    with _fields_of("stop.json"):
+        return StopTrial(_typed(document["trial_id"], str), ExitReason(document["reason"]))
+
+
+def _exit_code(value: Any) -> int:
+    code: int = _typed(value, int)
+    if not 0 <= code <= 255:
+        raise ValueError(f"{code} is no exit code")
+    return code
 
 
 def _dump(document: dict[str, Any]) -> bytes:

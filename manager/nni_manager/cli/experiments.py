@@ -26,12 +26,18 @@ from nni_manager.store.folders import (
 class KnownExperiment:
     """One experiment, and the manager that owned it a moment ago; None when none did.
 
-    `problem`: what is wrong with its folder, for people; empty when nothing is.
+    `problem`: what is wrong with its folder, for people; empty when nothing is. `view`: who served a view of it then.
     """
 
     folder: ExperimentFolder
     manager: ManagerProcess | None
     problem: str = ""
+    view: ManagerProcess | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a process of it runs: its manager, a view, or both."""
+        return self.manager is not None or self.view is not None
 
     @property
     def experiment_id(self) -> str:
@@ -96,6 +102,7 @@ class KnownExperiment:
             "managerIsRunning": self.manager is not None,
             "pid": self.manager and self.manager.pid,
             "port": self.manager and self.manager.port,
+            "viewPort": self.view and self.view.port,
             "logDir": str(self.folder.path),
         }
 
@@ -112,7 +119,7 @@ def spoilt_lines() -> list[dict[str, Any]]:
     """What a list shows of those that nothing is known of but that they were there."""
     return [
         {"id": name, "status": "UNREADABLE", "problem": problem}
-        | {"managerIsRunning": False, "pid": None, "port": None, "logDir": None}
+        | {"managerIsRunning": False, "pid": None, "port": None, "viewPort": None, "logDir": None}
         for name, problem in Registry.of_user().spoilt().items()
     ]
 
@@ -126,7 +133,10 @@ def _look(
     except FolderUnreadable as error:
         return KnownExperiment(folder, managers().get(folder.path), str(error))
     if has_database:
-        return KnownExperiment(folder, manager)
+        try:
+            return KnownExperiment(folder, manager, view=folder.running_view())
+        except FolderUnreadable as error:
+            return KnownExperiment(folder, manager, str(error))
     # A manager outlives its folder: it holds its ports, and its trials run.
     manager = manager or managers().get(folder.path)
     if manager is None:
@@ -150,6 +160,7 @@ def _managers_by_folder() -> dict[Path, ManagerProcess]:
         if (
             options.get("-m") == "nni_manager"
             and {"--folder", "--host"} <= options.keys()
+            and "--view" not in words
             and options.get("--port", "").isdecimal()
         ):
             folder = ExperimentFolder(Path(options["--folder"]))
@@ -157,11 +168,6 @@ def _managers_by_folder() -> dict[Path, ManagerProcess]:
                 process.pid, options["--host"], int(options["--port"]), "unknown"
             )
     return found
-
-
-def running_experiments() -> list[KnownExperiment]:
-    """Those whose manager runs."""
-    return [known for known in known_experiments() if known.manager is not None]
 
 
 def resolve(given: str | None) -> KnownExperiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -21,7 +22,6 @@ from nni_manager.cli.experiments import (
     garbage_bytes,
     known_experiments,
     resolve,
-    running_experiments,
     spoilt_lines,
     stored_status,
 )
@@ -194,7 +194,6 @@ for _command in openpai_jobs.COMMANDS:
 @_start_options
 def create(config_path: Path, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Start a new experiment."""
-    import dataclasses
     import secrets
 
     from nni_manager.cli import manager_process, preflight
@@ -235,17 +234,58 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
             f"cannot resume experiment {name}: it runs on port {known.manager.port}; "
             f"watch it with `nnictl top {name}`, or stop it first with `nnictl stop {name}`"
         )
+    if known.view is not None:
+        # The manager shows the same and more, most often on the same port.
+        manager_process.end_view(known)
+        output.info(f"Ended the view of experiment {name} on port {known.view.port}")
     ports = _ports(port, host)
     output.info("Starting restful server...")
     return _after_start(manager_process.start_manager(known.folder, ports, debug, host), foreground)
 
 
-def _ports(port: int | None, host: str) -> Iterable[int]:
+@cli.command(epilog=_example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground"))
+@click.argument("experiment_id", metavar="ID")
+@click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until somebody ends the view.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where the HTTP API listens. Beyond this machine it speaks HTTPS.",
+)
+@click.option("--port", "-p", type=_Port(), default="8080", show_default=True, metavar="N|auto",
+              help="Port of the HTTP API. auto: the first that is free.")  # fmt: skip
+def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
+    """Serve what is stored of an experiment, to be looked at and not changed."""
+    from nni_manager.cli import manager_process
+
+    known = resolve(experiment_id)
+    name, server = known.experiment_id, known.manager or known.view
+    if server is not None:
+        how = "runs" if known.manager else "is viewed"
+        output.info(f"Experiment {name} {how} already: it is served at {api_url(server)}")
+        return 0
+    known = manager_process.start_view(known.folder, _ports(port, host, count=1), host)
+    assert known.view is not None  # it has just been started
+    try:
+        output.info(f"Experiment {name} is served at {api_url(known.view)}, to be looked at and not changed")
+        if foreground:
+            manager_process.wait_for_view(known)
+        else:
+            output.info(f"`nnictl stop {name}` ends that; `nnictl resume {name}` goes on with the experiment")
+    except KeyboardInterrupt:
+        if foreground:
+            manager_process.end_view(known)
+        return INTERRUPTED
+    return 0
+
+
+def _ports(port: int | None, host: str, count: int = 2) -> Iterable[int]:
     from nni_manager.cli import preflight
 
     if port is None:
         return preflight.free_ports(host)
-    preflight.check_ports(port, host)
+    preflight.check_ports(port, host, count)
     return [port]
 
 
@@ -330,18 +370,22 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Stop every running experiment.")
 @click.option("--port", "-p", type=int, help="Stop the experiment that runs on this port.")
 def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
-    """Stop experiments: running trials are cancelled, data stays."""
-    from nni_manager.cli.manager_process import stop_experiment
+    """Stop experiments: running trials are cancelled, data stays. Views of experiments end as well."""
+    from nni_manager.cli.manager_process import end_view, stop_experiment
 
     chosen = _to_stop(experiment_id, all_of_them, port)
     if not chosen:
         output.info("No experiment is running.")
     problems = []
     for known in chosen:
-        output.info(f"Stopping experiment {known.experiment_id}")
         try:
-            stop_experiment(known, output.info)
-            output.info("Stop experiment success.")
+            if known.view is not None:
+                end_view(known)
+                output.info(f"Ended the view of experiment {known.experiment_id} on port {known.view.port}")
+            if known.manager is not None:
+                output.info(f"Stopping experiment {known.experiment_id}")
+                stop_experiment(known, output.info)
+                output.info("Stop experiment success.")
         except NniManagerError as error:
             problems.append(error)
             output.error(str(error))
@@ -351,11 +395,14 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[KnownExperiment]:
     if sum((given is not None, all_of_them, port is not None)) > 1:
         raise UserMistake("cannot use more than one of ID, --all and --port; name experiments in one way")
-    running = running_experiments()
+    running = [each for each in known_experiments() if each.is_served]
     if all_of_them:
         return running
     if port is not None:
         chosen = [each for each in running if each.manager is not None and each.manager.port == port]
+        if not chosen:
+            viewed = [each for each in running if each.view is not None and each.view.port == port]
+            chosen = [dataclasses.replace(each, manager=None) for each in viewed]
         if not chosen:
             raise UserMistake(
                 f"cannot find an experiment on port {port}; `nnictl experiment list` shows those that run"
@@ -369,9 +416,9 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
             )
         return chosen
     # A prefix that only one running experiment has is clear, whatever ended experiments there are.
-    matching = beginning_with(given, running) if given is not None else []
+    matching = beginning_with(given, running) if given is not None else running
     known = matching[0] if len(matching) == 1 else resolve(given)
-    if known.manager is None:
+    if not known.is_served:
         name, status = known.experiment_id, stored_status(known.folder)
         if status["isOver"]:
             raise UserMistake(
@@ -420,7 +467,7 @@ def experiment() -> None:
 @_json
 def list_experiments(all_of_them: bool, as_json: bool) -> None:
     """List the experiments of this user."""
-    lines = [known.line() for known in (known_experiments() if all_of_them else running_experiments())]
+    lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
     if all_of_them:
         lines = sorted(lines + spoilt_lines(), key=lambda line: str(line["id"]))
     if as_json:
@@ -435,7 +482,7 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
         [
             line["id"],
             _status_word(line),
-            str(line["port"] or ""),
+            str(line["port"] or line["viewPort"] or ""),
             line.get("platform", ""),
             output.moment(line.get("startTime")),
             output.moment(line.get("endTime")),
@@ -459,13 +506,16 @@ def _has_died(line: dict[str, Any]) -> bool:
 
 
 def _status_word(line: dict[str, Any]) -> str:
-    return f"NOT RUNNING (was {line['status']})" if _has_died(line) else str(line["status"])
+    status = str(line["status"])
+    if line["viewPort"] is not None and not line["managerIsRunning"]:
+        return f"VIEWED (was {status})" if _has_died(line) else f"VIEWED ({status})"
+    return f"NOT RUNNING (was {status})" if _has_died(line) else status
 
 
 @experiment.command(epilog=_example("nnictl experiment show", "nnictl experiment show GvTf2bVe"))
 @_experiment
 def show(experiment_id: str | None) -> None:
-    """Print an experiment's profile as JSON: limits, search space, tuner, trial."""
+    """Print an experiment's profile as JSON: limits, search space, tuner, trial, and how each running trial is heard."""
     output.print_json(resolve(experiment_id).profile())
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import psutil
 
@@ -19,7 +20,7 @@ from nni_manager.cli.client import ManagerClient, ManagerSilent
 from nni_manager.cli.experiments import KnownExperiment
 from nni_manager.cli.preflight import HOST, ports_are_free
 from nni_manager.errors import CANNOT_LISTEN, TryAgain, UserMistake
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentConfig
@@ -95,10 +96,25 @@ def start_manager(
     Raises:
         ManagerFailed: it did not become ready, and has ended.
     """
+    return _on_first_free(ports, host, lambda port: _start_on(folder, host, port, debug, is_new))
+
+
+def start_view(folder: ExperimentFolder, ports: Iterable[int], host: str = HOST) -> KnownExperiment:
+    """The experiment with a view of what is stored that is ready, on the first of `ports` that nobody else takes meanwhile.
+
+    Raises:
+        ManagerFailed: it did not become ready, and has ended.
+    """
+    return _on_first_free(ports, host, lambda port: _view_on(folder, host, port))
+
+
+def _on_first_free(
+    ports: Iterable[int], host: str, start: Callable[[int], KnownExperiment]
+) -> KnownExperiment:
     failure: ManagerFailed | None = None
     for port in ports:
         try:
-            return _start_on(folder, host, port, debug, is_new)
+            return start(port)
         except ManagerFailed as error:
             failure = error
             # Whoever was quicker may have let go of it again.
@@ -108,41 +124,79 @@ def start_manager(
 
 
 def _start_on(folder: ExperimentFolder, host: str, port: int, debug: bool, is_new: bool) -> KnownExperiment:
-    stderr_before = folder.manager_stderr.stat().st_size if folder.manager_stderr.exists() else 0
+    stderr_before = _size_of(folder.manager_stderr)
     child: subprocess.Popen[bytes] | None = None
     try:
         with folder.manager_stdout.open("ab") as stdout, folder.manager_stderr.open("ab") as stderr:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "nni_manager", "--folder", str(folder.path)]
-                + ["--host", host, "--port", str(port)]
-                + (["--debug"] if debug else []),
-                # Python looks for modules where it is started: not among the user's files.
-                cwd=folder.path,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        return _wait_until_ready(folder, child, stderr_before)
+            child = _spawned(folder, host, port, ["--debug"] if debug else [], stdout, stderr)
+        process = _wait_until_ready(folder, child, folder.process, folder.manager_stderr, stderr_before)
+        return KnownExperiment(folder, process)
     except BaseException:
         if child is not None:
             _end_half_started(folder, child, is_new)
         raise
 
 
+def _view_on(folder: ExperimentFolder, host: str, port: int) -> KnownExperiment:
+    stderr_before = _size_of(folder.view_stderr)
+    child: subprocess.Popen[bytes] | None = None
+    try:
+        with folder.view_stderr.open("ab") as stderr:
+            child = _spawned(folder, host, port, ["--view"], stderr, stderr)
+        process = _wait_until_ready(folder, child, folder.running_view, folder.view_stderr, stderr_before)
+        return KnownExperiment(folder, None, view=process)
+    except BaseException:
+        if child is not None:
+            _end_half_started(folder, child, is_new=False)
+        raise
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _spawned(
+    folder: ExperimentFolder, host: str, port: int, options: Sequence[str], stdout: BinaryIO, stderr: BinaryIO
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "nni_manager",
+            "--folder",
+            str(folder.path),
+            "--host",
+            host,
+            "--port",
+            str(port),
+            *options,
+        ],
+        # Python looks for modules where it is started: not among the user's files.
+        cwd=folder.path,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
 def _wait_until_ready(
-    folder: ExperimentFolder, child: subprocess.Popen[bytes], stderr_before: int
-) -> KnownExperiment:
+    folder: ExperimentFolder,
+    child: subprocess.Popen[bytes],
+    noted: Callable[[], ManagerProcess | None],
+    stderr: Path,
+    stderr_before: int,
+) -> ManagerProcess:
     gives_up_at_s = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < gives_up_at_s:
-        process = folder.process()
+        process = noted()
         if process is not None and process.pid == child.pid:
             with contextlib.suppress(ManagerSilent):
                 ManagerClient(folder.experiment_id, process).summary()
-                return KnownExperiment(folder, process)
+                return process
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_POLL_S)
-            raise ManagerFailed(_last_words(folder.manager_stderr, stderr_before, child.returncode))
+            raise ManagerFailed(_last_words(stderr, stderr_before, child.returncode))
     raise ManagerFailed(
         f"cannot start the manager of experiment {folder.experiment_id}: it was not ready within {READY_WITHIN_S:.0f} s; "
         "free this machine of other work and try again, or look into it with --debug"
@@ -233,6 +287,54 @@ def leave(known: KnownExperiment) -> None:
             f"cannot end the manager of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
             f"end it with `kill -9 {process.pid}`: nothing stored is lost, and `nnictl resume {known.experiment_id}` goes on"
         )
+
+
+def end_view(known: KnownExperiment) -> None:
+    """End whoever serves a view of the experiment; no matter if nobody does.
+
+    Raises:
+        ManagerStuck: it does not end.
+    """
+    process = known.view
+    if process is None:
+        return
+    descriptor = _descriptor_of(process, known.folder, "--view")
+    if descriptor is None:
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        ended, _, _ = select.select([descriptor], [], [], _LEFT_WITHIN_S)
+    finally:
+        os.close(descriptor)
+    if not ended:
+        raise ManagerStuck(
+            f"cannot end the view of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
+            f"end it with `kill -9 {process.pid}`: it has nothing to lose"
+        )
+
+
+def wait_for_view(known: KnownExperiment) -> None:
+    """Returns when nobody serves this view of the experiment any more."""
+    descriptor = None if known.view is None else _descriptor_of(known.view, known.folder, "--view")
+    if descriptor is not None:
+        try:
+            select.select([descriptor], [], [])
+        finally:
+            os.close(descriptor)
+
+
+def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, option: str) -> int | None:
+    """A descriptor of the process, None if it has ended: its number may be anybody's by now."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if {str(folder.path), option} <= set(psutil.Process(process.pid).cmdline()):
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _wait_until_gone(

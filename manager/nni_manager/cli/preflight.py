@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nni_manager.cli.experiments import running_experiments
+from nni_manager.cli.experiments import known_experiments
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:
@@ -40,17 +40,22 @@ class CommandMissing(UserMistake):
     """cannot find the trial's command; mend trial.command"""
 
 
-def check_ports(port: int, host: str = HOST) -> None:
-    """See that the manager can listen on `port` of `host`, and keepers find it on the next one.
+def check_ports(port: int, host: str = HOST, count: int = 2) -> None:
+    """See that the manager can listen on `port` of `host`, and keepers find it on the next one; a view needs but the first.
 
     Raises:
         PortTaken: one of them cannot be used; the message says who has it, if that is one of our experiments.
     """
-    for each in (port, port + 1):
+    for each in range(port, port + count):
         problem = _port_problem(each, host if each == port else HOST)
         if problem is None:
             continue
-        for known in running_experiments():
+        for known in known_experiments():
+            if known.view is not None and each == known.view.port:
+                raise PortTaken(
+                    f"cannot use port {each}: a view of experiment {known.experiment_id} is served there; "
+                    f"end it with `nnictl stop --port {each}`, or choose another with --port N or --port auto"
+                )
             if known.manager is not None and each in (known.manager.port, known.manager.port + 1):
                 raise PortTaken(
                     f"cannot use port {each}: experiment {known.experiment_id} runs there; "

@@ -128,6 +128,8 @@ class JobGone:
     is_clean: bool = False
     untouched: frozenset[str] = frozenset()
     """Those of the trials it had been given that no keeper of it has begun."""
+    was_watched: bool = True
+    """Whether a manager was there when it ended, or before it began: otherwise nobody knows how that came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,13 @@ class JobSubmitted:
 @dataclass(frozen=True, slots=True)
 class KeeperMatched:
     """A keeper of an agreeing version has connected."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperFound:
+    """The workspace shows that a keeper of the job is at work, which has not connected to this manager."""
 
     job_id: str
 
@@ -189,6 +198,7 @@ Event = (
     | JobGone
     | JobSubmitted
     | KeeperMatched
+    | KeeperFound
     | UsageReported
     | TrialStopAsked
     | ExperimentStopAsked

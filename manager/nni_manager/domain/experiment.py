@@ -39,6 +39,7 @@ from nni_manager.domain.events import (
     GiveTrial,
     JobGone,
     JobSubmitted,
+    KeeperFound,
     KeeperIdle,
     KeeperMatched,
     MetricsStored,
@@ -217,6 +218,11 @@ class Experiment:
         """The best trial that succeeded; of equals, the first."""
         return self.top[0] if self.top else None
 
+    @property
+    def trials_with_jobs(self) -> list[Trial]:
+        """Those that a job is to run, or runs."""
+        return [trial for job in self.jobs.live.values() for trial in self.trials_of(job)]
+
     def restore(self, trials: Iterable[Trial]) -> None:
         """Take over the trials of an earlier manager, before `Begun` and before its jobs."""
         for trial in trials:
@@ -288,6 +294,8 @@ class Experiment:
                 self.keeper_has_matched = True
                 self.silence.broken(event.job_id)
                 return self._note_heard(event.job_id)
+            case KeeperFound():
+                return self._note_found(event.job_id)
             case TrialStopAsked():
                 return self._stop_trial(event.trial_id, event.reason, event.at_s, now_s)
             case ExperimentStopAsked():
@@ -344,7 +352,7 @@ class Experiment:
             is_too_late = trial.reason is not None and self.completion.tasks > 1
             return [CancelTrial(trial, trial.reason)] if is_too_late and trial.reason is not None else []
         with self._counted(trial):
-            trial.began(key, event.at_s)
+            trial.began(key, event.at_s, now_s)
         stopped_before = trial.stop_reason or (
             ExitReason.STOPPED_BY_USER if self.state is ExperimentState.STOPPING else None
         )
@@ -450,7 +458,7 @@ class Experiment:
         self, trial: Trial, reason: ExitReason, message: str, at_s: float, now_s: float
     ) -> list[Effect]:
         with self._counted(trial):
-            trial.gone(reason, message, at_s)
+            trial.gone(reason, message, at_s, now_s)
         return [*self._settle(trial, now_s), ForgetTrial(trial)]
 
     # ---- jobs
@@ -462,13 +470,23 @@ class Experiment:
         job.was_heard = True
         return [SaveJob(job)]
 
+    def _note_found(self, job_id: str) -> list[Effect]:
+        job = self.jobs.live.get(job_id)
+        if job is None:
+            return []
+        job.was_found = True
+        # It has compared its version with the one that the workspace tells before it began.
+        self.keeper_has_matched = True
+        self.silence.found(job_id)
+        return self._note_heard(job_id)
+
     def _note_idle(self, event: KeeperIdle) -> list[Effect]:
         job = self.jobs.live.get(event.job_id)
         if job is None:
             return []
         if job.state is JobState.LEAVING:
             return [DismissJob(job)]  # the word was lost with a link
-        for trial in self._trials_of(job):
+        for trial in self.trials_of(job):
             if event.task not in trial.ends and event.task not in trial.undelivered:
                 # It never heard of the trial: the word was lost with a link or a manager, or is on its way.
                 return [GiveTrial(job, trial, event.task)]
@@ -481,8 +499,8 @@ class Experiment:
             return []
         self.silence.broken(event.job_id)
         effects: list[Effect] = [SaveJob(job, is_over=True)]
-        trials = self._trials_of(job)
-        is_a_bad_sign = not (job.was_heard or job.state is JobState.LEAVING)
+        trials = self.trials_of(job)
+        is_a_bad_sign = event.was_watched and not (job.was_heard or job.state is JobState.LEAVING)
         if not trials and is_a_bad_sign and self.jobs.queue:
             # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
             trial = self.trials[self.jobs.queue.popleft()]
@@ -506,7 +524,7 @@ class Experiment:
             return [*self._close(trial, now_s), ForgetTrial(trial)]
         return self._lose(trial, event.reason, event.message, event.at_s, now_s)
 
-    def _trials_of(self, job: Job) -> list[Trial]:
+    def trials_of(self, job: Job) -> list[Trial]:
         """The trials that the job still has to finish, in order."""
         trials = [self.trials[trial_id] for trial_id in job.trial_ids]
         return [trial for trial in trials if not trial.state.is_final]

@@ -50,7 +50,10 @@ NEXT: dict[tuple[JobState, JobEvent], JobState] = {
 
 @dataclass(slots=True)
 class Job:
-    """One job. `was_heard`: a keeper of it has connected at some time, perhaps to an earlier manager."""
+    """One job. `was_heard`: a keeper of it has connected or was found in the workspace, perhaps by an earlier manager.
+
+    `was_found`: this manager has found one there.
+    """
 
     job_id: str
     state: JobState = JobState.READYING
@@ -58,6 +61,7 @@ class Job:
     next_id: str | None = None
     """The trial that follows; its keeper may run it already while the last bytes of the one before are on their way."""
     was_heard: bool = False
+    was_found: bool = False
     idle_tasks: set[str] = field(default_factory=set)
 
     @property

@@ -141,6 +141,8 @@ class Trial:
     """Whether a job it was given died before it began; not stored."""
     undelivered: set[str] = field(default_factory=set, repr=False)
     """The tasks that have begun and whose last byte is not here; not stored."""
+    heard_s: float | None = None
+    """When this manager heard of the start, by its monotonic clock; not stored."""
 
     def happened(self, event: TrialEvent) -> None:
         """Move on by the table.
@@ -187,10 +189,10 @@ class Trial:
         # Of a trial that an earlier manager began, only the attempt that counts is stored.
         return self.attempts.get(task) if self.attempts else self.attempt
 
-    def began(self, key: AttemptKey, at_s: float) -> None:
-        """An attempt runs, in one of its tasks at least."""
+    def began(self, key: AttemptKey, at_s: float, now_s: float) -> None:
+        """An attempt runs, in one of its tasks at least. `now_s` is monotonic."""
         self.joined(key)
-        self.started_at_s = at_s
+        self.started_at_s, self.heard_s = at_s, now_s
         self.happened(TrialEvent.STARTED)
 
     def joined(self, key: AttemptKey) -> None:
@@ -244,7 +246,7 @@ class Trial:
         self.exit_code = ended.exit_code
         self.message = ended.message
         self.started_at_s = min(self.started_at_s or ended.started_at_s, ended.started_at_s)
-        self.ended_at_s = max(each.ended_at_s for each in self.ends.values())
+        self.ended_at_s = max(self.started_at_s, *(each.ended_at_s for each in self.ends.values()))
         self.happened(TrialEvent.ENDED)
 
     def used(self, usage: Usage) -> bool:
@@ -266,7 +268,7 @@ class Trial:
             if self.restarts_with(key):
                 self.final = self.value = self.intermediate = None
                 self.intermediate_count = 0
-                self.peak_usage = self.latest_usage = None
+                self.peak_usage = self.latest_usage = self.heard_s = None
                 self.ended = self.reason = self.exit_code = self.started_at_s = self.ended_at_s = None
                 self.reporter = None
                 self.message = self.warning = ""
@@ -274,10 +276,14 @@ class Trial:
         if self.reporter in (None, key.task):
             self.attempt = key.attempt
 
-    def gone(self, reason: ExitReason, message: str, at_s: float) -> None:
-        """It is over and nobody can tell more than that."""
+    def gone(self, reason: ExitReason, message: str, at_s: float, now_s: float) -> None:
+        """It is over and nobody can tell more than that. `now_s` is monotonic."""
         self.reason = self.stop_reason or reason
         self.message = message
         self.ended_at_s = at_s
+        if self.started_at_s is not None:
+            # The start is by another machine's clock, and either clock may have been set since.
+            lasted_s = at_s - self.started_at_s if self.heard_s is None else now_s - self.heard_s
+            self.ended_at_s = self.started_at_s + max(lasted_s, 0.0)
         self.happened(TrialEvent.ENDED)
         self.happened(TrialEvent.CLOSED)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from nni_manager.clock import steady_s
 from nni_manager.domain.receiving import Commit
 from nni_manager.errors import TryAgain
 from nni_manager.store.store import ExperimentRow, JobRow, Store, TrialRow, UsageRow, Write
@@ -253,7 +254,7 @@ class GroupCommit:
         while True:
             began_s = time.monotonic()
             try:
-                stored = await loop.run_in_executor(self._thread, self._store.commit, batch, time.time())
+                stored = await loop.run_in_executor(self._thread, self._store.commit, batch, steady_s())
             except TryAgain as error:
                 if not self.problem:
                     log.warning("%s", error)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from nni_manager.clock import steady_s
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.events import (
     AskTuner,
@@ -50,8 +51,9 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
+from nni_manager.engine.mount_road import FilesClosed, MountRoad
 from nni_manager.engine.picture import Picture, experiment_of
-from nni_manager.engine.trial_files import LeftBehind, left_behind, read_rest, write_experiment, write_trial
+from nni_manager.engine.trial_files import Seen, write_experiment, write_trial
 from nni_manager.errors import NniManagerError, TryAgain
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import (
@@ -68,14 +70,15 @@ from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.limits import COLLECTED_BYTES, collected
+from trial_keeper.wire.limits import collected
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
 
 log = logging.getLogger(__name__)
 
-_SAVE_DURATION_EVERY_S = 10.0
+# So much of maxExecDuration a killed manager may forget.
+_SAVE_DURATION_EVERY_S = 2.0
 _LAST_KEEPERS_S = 5.0
 # A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
 _FIRST_RESUBMIT_S = 0.5
@@ -118,14 +121,24 @@ class Engine:
         self.finished = asyncio.Event()
         """Set when the experiment is over and nothing runs any more."""
         self.failed = asyncio.Event()
-        """Set when a bug ended the engine: the manager must end, and a resume goes on from what is stored."""
+        """Set when the manager must end and store nothing more: for a bug, after which a resume goes on from what is stored, or
+        because another manager owns the experiment."""
         self.ended_at_s: float | None = self.stored.ended_at_s
         self.submit_problem = ""
         """Why jobs cannot be submitted at present; empty while all is well."""
         self._service = make_service(self._note_job_ended)
         self.experiment.completion = self._service.completion
-        self.experiment.jobs.tasks = self._service.completion.tasks
+        self.experiment.jobs.tasks = self.keepers.roads.tasks = self._service.completion.tasks
         self.experiment.looks_ahead = not tuner.learns
+        self.experiment.silence.needs_network = config.reuse.is_on
+        self.mount_road = MountRoad(
+            self.experiment,
+            folder.workspace,
+            self.keepers,
+            self.commits,
+            tuple(Stream) if config.log_collection == "http" else (Stream.METRICS,),
+            self.post,
+        )
         self._tuner = tuner
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._events: deque[Event] = deque()
@@ -165,7 +178,12 @@ class Engine:
         """What a task has told and was let go with, before the trial was over, is nowhere but in the workspace."""
         if trial.state is TrialState.WAITING:
             return
-        for left in await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id):
+        try:
+            all_left = await self.mount_road.left_behind(trial, may_be_late=False)
+        except FilesClosed as error:
+            log.warning("trial %s: %s", trial.trial_id, error)
+            return
+        for left in all_left:
             trial.joined(left.key)
             if left.ended is not None:
                 trial.ended_in(left.ended)
@@ -204,6 +222,7 @@ class Engine:
         for job in jobs_of_before:
             await self._take_over(job)
         self._spawn(self._watch_time())
+        self._spawn(self.mount_road.follow(self._spawn))
 
     async def close(self) -> None:
         """Let go of everything; trials that run go on, and all that was received is stored."""
@@ -220,6 +239,7 @@ class Engine:
             self._save_experiment()
             await self.commits.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
+        self.mount_road.threads.close()
         self.reader.close()
 
     def picture(self) -> Picture:
@@ -234,9 +254,19 @@ class Engine:
             self.commits.problem
             or self.submit_problem
             or self._service.problem
+            or self.mount_road.problem
             or self.experiment.silence.problem(time.monotonic()),
             len(self.keepers),
+            self.keepers.roads,
+            time.monotonic(),
         )
+
+    def note_taken(self) -> None:
+        """Another manager owns the experiment now: store nothing more, and end."""
+        log.critical(
+            "another manager has taken the experiment while this one was out of reach; this one ends"
+        )
+        self.failed.set()
 
     def stop(self) -> None:
         """End the experiment: running trials are cancelled, and `finished` is set when the last is over."""
@@ -281,12 +311,14 @@ class Engine:
             case TellTuner():
                 self._spawn(self._tell(effect.sequence_id, effect.value))
             case SaveJob():
+                if effect.is_over:
+                    self.keepers.roads.forget(effect.job.job_id)
                 ended_at_s = time.time() if effect.is_over else None
                 self._last_save = self.commits.add(
                     [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
                 )
             case SaveUsage():
-                self.commits.add_unhurried([UsageRow(effect.usage, time.time())])
+                self.commits.add_unhurried([UsageRow(effect.usage, steady_s())])
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():
@@ -294,9 +326,7 @@ class Engine:
                 give = self._give(effect.job, effect.trial, effect.task, self._giving.get(job_id))
                 self._giving[job_id] = self._spawn(give)
             case CancelTrial():
-                is_heard = self.keepers.stop(effect.trial, effect.reason)
-                if not (is_heard and self.experiment.reuses_jobs):
-                    self._spawn(self._stop_job(effect.trial.job_id))
+                self._cancel(effect.trial, effect.reason)
             case RecallTrial():
                 self.keepers.stop(effect.trial, effect.reason)
             case DismissJob():
@@ -309,7 +339,8 @@ class Engine:
             case ForgetTrial():
                 self.keepers.forget_trial(effect.trial)
             case Finish():
-                self.ended_at_s = time.time()
+                # The clock may have been set back since.
+                self.ended_at_s = max(time.time(), self.stored.created_at_s)
                 self._save_experiment()
                 self._after_save(self.finished.set)
 
@@ -447,6 +478,7 @@ class Engine:
                 # From here on the job may exist, so a stop has to go through the training service.
                 self._submitting.pop(job.job_id, None)
                 self.post(JobSubmitted(job.job_id))
+                self.keepers.roads.watch(job.job_id, time.monotonic())
                 await self._service.submit(self._settings(job))
                 is_submitted = True
                 self.submit_problem = ""
@@ -456,7 +488,7 @@ class Engine:
 
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         placement = self._service.placement(job.job_id)
-        await asyncio.to_thread(
+        await self.mount_road.threads.call(
             write_trial,
             self.folder.workspace,
             trial,
@@ -501,6 +533,21 @@ class Engine:
             warm_imports=self.config.reuse.warm_imports,
         )
 
+    def _cancel(self, trial: Trial, reason: ExitReason) -> None:
+        job_id = trial.job_id
+        job_must_end = not (self.keepers.stop(trial, reason) and self.experiment.reuses_jobs)
+        if job_id in self._submitting or self.keepers.roads.is_all_stream(job_id):
+            if job_must_end:
+                self._spawn(self._stop_job(job_id))
+        else:
+            self._spawn(self._stop_by_mount(trial, reason, job_must_end=job_must_end))
+
+    async def _stop_by_mount(self, trial: Trial, reason: ExitReason, *, job_must_end: bool) -> None:
+        """First, so that a keeper that hears of it in no other way has what is left of the cluster's own grace."""
+        await self.mount_road.leave_stop(trial.trial_id, reason)
+        if job_must_end:
+            await self._stop_job(trial.job_id)
+
     async def _stop_job(self, job_id: str) -> None:
         submission = self._submitting.pop(job_id, None)
         if submission is not None:
@@ -508,8 +555,8 @@ class Engine:
         elif not await self._service.stop(job_id):
             self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
 
-    def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_clean: bool = False) -> None:
-        self.post(JobGone(job_id, reason, message, time.time(), is_clean))
+    def _note_gone(self, job_id: str, reason: ExitReason, message: str) -> None:
+        self.post(JobGone(job_id, reason, message, time.time()))
 
     def _note_job_ended(self, ended: JobEnded) -> None:
         job = self.experiment.jobs.live.get(ended.job_id)
@@ -520,19 +567,19 @@ class Engine:
     async def _take_over(self, job: Job) -> None:
         presence = await self._service.adopt(job.job_id)
         trial = self._trial_of(job)
-        is_untouched = all(
-            each.state is TrialState.WAITING and not left_behind(self.folder.workspace, each.trial_id)
-            for each in self._trials_of(job)
-        )
+        is_untouched = all([await self._is_untouched(each) for each in self._trials_of(job)])
         log.info("job %s is %s", job.job_id, presence.value)
         if presence is JobPresence.RUNNING:
+            self.keepers.roads.watch(job.job_id, time.monotonic())
             if (trial is not None and trial.state is TrialState.STOPPING) or job.state is JobState.LEAVING:
                 await self._stop_job(job.job_id)
             elif not job.was_heard:
                 self.post(JobSubmitted(job.job_id))
         elif self.experiment.reuses_jobs and is_untouched:
-            self._note_gone(
-                job.job_id, ExitReason.JOB_LOST, "it ended while no manager was there", is_clean=True
+            # Or it never was: the manager died before it had handed it in.
+            how = "it ended while no manager was there"
+            self.post(
+                JobGone(job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_watched=False)
             )
         elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
             self._perform(SubmitJob(job))
@@ -540,6 +587,15 @@ class Engine:
             unknown = "its job is not known to the training service any more"
             message = unknown if presence is JobPresence.UNKNOWN else self._service.last_words(job.job_id)
             self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
+
+    async def _is_untouched(self, trial: Trial) -> bool:
+        """Whether no keeper has begun the trial."""
+        try:
+            return trial.state is TrialState.WAITING and not await self.mount_road.left_behind(
+                trial, may_be_late=False
+            )
+        except FilesClosed:
+            return False
 
     async def _recover(self, job: Job, ended: JobEnded) -> None:
         """The job is gone, perhaps before its keepers told everything: the workspace has the rest."""
@@ -557,18 +613,15 @@ class Engine:
         while trial := self._next_trial_of(job, looked_at):
             looked_at.add(trial.trial_id)
             await self._service.end_leftovers(job.job_id, trial.trial_id)
-            left = await asyncio.to_thread(left_behind, self.folder.workspace, trial.trial_id)
-            if not left:
-                untouched.add(trial.trial_id)
-            for each in left:
-                self.post(
-                    AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
-                )
-                await self._take_rest(each)
-            for each in left:
-                if each.ended is not None:
-                    self.keepers.end(each.ended)
-            await self.commits.add([])  # everything read so far is stored, and the experiment knows of it
+            try:
+                left = await self._take_left(trial, ended)
+            except FilesClosed as error:
+                how, reason, left = str(error), ExitReason.MOUNT, []
+            else:
+                if not left:
+                    untouched.add(trial.trial_id)
+            # Everything read so far is stored, and the experiment knows of it.
+            await asyncio.shield(self.commits.add([]))
             if any(each.ended for each in left) and not trial.state.is_final:
                 how, reason = (
                     "the workspace does not hold all that it wrote; check the shared storage",
@@ -591,29 +644,44 @@ class Engine:
         trials = (each for each in self._trials_of(job) if not each.state.is_final)
         return next((each for each in trials if each.trial_id not in looked_at), None)
 
+    async def _take_left(self, trial: Trial, ended: JobEnded) -> list[Seen]:
+        """Take all that the attempts of a trial have left, now that nobody writes there any more; how each stands.
+
+        Raises:
+            FilesClosed: the storage does not let the manager read there.
+        """
+        # Elsewhere an end may be written that this machine is not shown yet. A keeper that failed itself has mostly left none.
+        has_begun = trial.state is not TrialState.WAITING or ended.exit_code == 0
+        is_own = ended.exit_code is not None and known(ended.exit_code) is not None
+        left = await self.mount_road.left_behind(
+            trial, may_be_late=self._service.uses_snapshot and has_begun and not is_own
+        )
+        for each in left:
+            self.post(
+                AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
+            )
+            await self.mount_road.take_rest(trial, each)
+        for each in left:
+            if each.ended is not None:
+                self.keepers.end(each.ended)
+        return left
+
     async def _take_missing(self, key: AttemptKey) -> None:
         """A keeper died and left its job alive: what its attempt had still to tell lies in the workspace."""
-        left = await asyncio.to_thread(left_behind, self.folder.workspace, key.trial_id)
-        found = next((each for each in left if each.key == key), None)
+        trial = self.experiment.trials[key.trial_id]
+        try:
+            left = await self.mount_road.left_behind(trial, may_be_late=False)
+            found = next((each for each in left if each.key == key and each.ended), None)
+            if found is not None:
+                await self.mount_road.take_rest(trial, found)
+        except FilesClosed as error:
+            log.warning("trial %s: %s", key, error)
+            found = None
         if found is None or found.ended is None:
             log.warning("trial %s: its keeper is gone, and told no end", key)
             self.post(AttemptLost(key, time.time()))
-            return
-        await self._take_rest(found)
-        self.keepers.end(found.ended)
-
-    async def _take_rest(self, left: LeftBehind) -> None:
-        streams = tuple(Stream) if self.config.log_collection == "http" else (Stream.METRICS,)
-        for stream in streams:
-            size = left.ended.final_sizes.get(stream) if left.ended is not None else None
-            pieces = read_rest(
-                self.folder.workspace, left.key, stream, self.keepers.received(left.key, stream), size
-            )
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                await self.commits.room()
-                self.keepers.take(left.key, stream, *piece)
-                if self.keepers.received(left.key, stream) >= COLLECTED_BYTES[stream]:
-                    break
+        else:
+            self.keepers.end(found.ended)
 
     # ---- time
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
+from nni_manager.domain.roads import Roads
 from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.outgoing import Outgoing
@@ -125,6 +127,8 @@ class Keepers:
         self._reader = reader
         self._workspace = workspace
         self._post = post
+        self.roads = Roads()
+        """How each task is heard."""
         self._sessions: dict[str, dict[str, KeeperSession]] = {}
         self._receivers: dict[AttemptKey, Receiver] = {}
         self._garbage_lines: dict[AttemptKey, int] = {}
@@ -184,6 +188,8 @@ class Keepers:
         self._post(KeeperMatched(job_id))
         # The token proves that the job was ours: one that is not there any more was given up.
         is_given_up = job_id not in self._experiment.jobs.live
+        if not is_given_up:
+            self.roads.connected(job_id, hello.task, time.monotonic())
         attempts = tuple(
             AttemptOffsets(key, {}, closed=True)
             if is_given_up or trial.state.is_final
@@ -212,12 +218,14 @@ class Keepers:
         of_job = self._sessions.get(session.job_id, {})
         if of_job.get(session.task) is session:
             del of_job[session.task]
+            self.roads.lost(session.job_id, session.task, time.monotonic())
             if not of_job:
                 del self._sessions[session.job_id]
             log.info("job %s: keeper of %s disconnected", session.job_id, session.task)
 
     def receive(self, session: KeeperSession, message: KeeperMessage) -> None:
         """What a keeper says; see `KeeperSession.receive`."""
+        self.roads.heard(session.job_id, session.task, time.monotonic())
         match message:
             case Chunk():
                 trial = self._own_trial(session, message.key)

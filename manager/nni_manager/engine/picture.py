@@ -1,9 +1,10 @@
 """An experiment at one moment, taken from the engine that runs it or, when none does, from what is stored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.experiment import Experiment, Limits
+from nni_manager.domain.roads import Roads
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import StoredExperiment, StoreReader
 
@@ -27,7 +28,8 @@ class Picture:
     """All that views show. `experiment` is the engine's own when there is one: look, do not keep.
 
     Times in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper
-    has not been heard. `keepers`: how many are connected.
+    has not been heard. `keepers`: how many are connected. `roads`: how each job is heard, at `now_s` of the monotonic
+    clock; without a manager none is. `is_view`: nothing can be changed where this comes from.
     """
 
     config: ExperimentConfig
@@ -38,6 +40,9 @@ class Picture:
     duration_s: float
     problem: str = ""
     keepers: int = 0
+    roads: Roads = field(default_factory=Roads)
+    now_s: float = 0.0
+    is_view: bool = False
 
     @classmethod
     def stored(cls, folder: ExperimentFolder, *, has_trials: bool = True) -> "Picture":

@@ -1,8 +1,8 @@
 """The workspace as the manager uses it: what it writes for a trial, and what it reads when no keeper can tell."""
 
+import errno
 import json
-import time
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import nni_sdk
 from nni_manager.domain.trial import Trial
 from nni_manager.store.folders import OPEN_TO_ALL
 from nni_manager.training_services.base import Placement
-from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.own_files import NotOwnFile, open_inside
 from trial_keeper.wire.workspace import (
     DocumentInvalid,
@@ -19,6 +19,7 @@ from trial_keeper.wire.workspace import (
     Workspace,
     exit_from_bytes,
     replace_file,
+    stop_to_bytes,
 )
 
 _READ_BYTES = 256 * 1024
@@ -71,50 +72,90 @@ def write_trial(
     replace_file(folder.trial_json, document.to_bytes())
 
 
+def write_stop(workspace: Workspace, stop: StopTrial) -> None:
+    """Ask the keepers of a trial that no stream reaches to stop it. Its folder is there.
+
+    Raises:
+        OSError: the storage does not take it.
+    """
+    replace_file(workspace.trial(stop.trial_id).stop_json, stop_to_bytes(stop))
+
+
+# ---- what keepers leave there. It may be a trial's own work: whatever lies there, looking at it neither waits nor leads outside.
+
+
 @dataclass(frozen=True, slots=True)
-class LeftBehind:
-    """What a keeper left in the workspace for one attempt. `ended` is None when it died before it could tell."""
+class Seen:
+    """What a look showed of one attempt.
+
+    `has_begun`: its command runs, or has ended. `pieces` are bytes from the offsets that were asked for on. `ended` is None as
+    long as no whole exit.json is shown.
+    """
 
     key: AttemptKey
+    has_begun: bool
+    pieces: tuple[tuple[Stream, int, bytes], ...]
     ended: TrialEnded | None
 
 
-def left_behind(workspace: Workspace, trial_id: str) -> list[LeftBehind]:
-    """The newest attempt of each task of a trial; empty when no keeper ever began one."""
-    newest = {key.task: key for key in workspace.attempts_of(trial_id)}
-    return [_left_of(workspace, key) for key in newest.values()]
+def newest_attempts(workspace: Workspace, trial_id: str) -> list[AttemptKey]:
+    """The newest attempt of each task of a trial; empty when no keeper ever began one.
 
-
-def _left_of(workspace: Workspace, key: AttemptKey) -> LeftBehind:
-    try:
-        with open(open_inside(workspace.root, workspace.attempt(key).exit_json), "rb") as file:
-            ended = exit_from_bytes(file.read(_LONGEST_EXIT_BYTES))
-    except (FileNotFoundError, NotOwnFile, DocumentInvalid):
-        return LeftBehind(key, None)
-    # One that speaks of another attempt is none of this one's.
-    return LeftBehind(key, ended if ended.key == key else None)
-
-
-def read_rest(
-    workspace: Workspace, key: AttemptKey, stream: Stream, offset: int, size: int | None
-) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a stream from `offset` on, up to `size` or to where the file ends; pairs of offset and bytes.
-
-    When the storage does not show `size` bytes yet it is given some seconds.
+    Raises:
+        OSError: the storage does not show them.
     """
-    gives_up_at_s = time.monotonic() + STORAGE_LAG_S
+    return list({key.task: key for key in workspace.attempts_of(trial_id)}.values())
+
+
+def see_attempt(workspace: Workspace, key: AttemptKey, offsets: Offsets, *, is_over: bool = False) -> Seen:
+    """Look at an attempt's files: what they hold from these offsets on, at most 256 KiB of each.
+
+    Nothing beyond the sizes in exit.json counts. `is_over`: nobody writes there any more, so what is shown is all there is.
+
+    Raises:
+        OSError: the storage does not let this process read there, or fails.
+    """
+    # First: a file that is read after the end was told has all that the end promises, or shows it later.
+    folder, ended = workspace.attempt(key), _exit_of(workspace, key)
+    pieces = []
+    for stream, offset in offsets.items():
+        end = None if ended is None else ended.final_sizes.get(stream)
+        longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
+        data = _read(workspace, folder.stream(stream), offset, longest)
+        if ended is None and not is_over:
+            # An NFS client sends what was written in any order; what is not there yet is read as zeros.
+            data = data.partition(b"\0")[0]
+        if data:
+            pieces.append((stream, offset, data))
+    # The first thing a keeper writes about an attempt whose command runs.
+    has_begun = bool(ended or pieces or _read(workspace, folder.stream(Stream.KEEPER), 0, 1))
+    return Seen(key, has_begun, tuple(pieces), ended)
+
+
+def _exit_of(workspace: Workspace, key: AttemptKey) -> TrialEnded | None:
+    content = _read(workspace, workspace.attempt(key).exit_json, 0, _LONGEST_EXIT_BYTES)
     try:
-        descriptor = open_inside(workspace.root, workspace.attempt(key).stream(stream))
+        ended = exit_from_bytes(content) if content else None
+    except DocumentInvalid:
+        return None
+    # One that speaks of another attempt is none of this one's.
+    return ended if ended is not None and ended.key == key else None
+
+
+def _read(workspace: Workspace, path: Path, offset: int, longest: int) -> bytes:
+    """Up to so many bytes of a file; none when there is no such file, or none that can be shown now."""
+    if longest <= 0:
+        return b""
+    try:
+        descriptor = open_inside(workspace.root, path)
+        try:
+            return os.pread(descriptor, longest, offset)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, NotOwnFile):
-        return  # the sizes that the keeper told, if it did, say that something is missing
-    with open(descriptor, "rb") as file:
-        file.seek(offset)
-        while size is None or offset < size:
-            data = file.read(_READ_BYTES if size is None else min(_READ_BYTES, size - offset))
-            if data:
-                yield offset, data
-                offset += len(data)
-            elif size is None or time.monotonic() > gives_up_at_s:
-                return
-            else:
-                time.sleep(0.2)
+        return b""
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # another file has taken its place
+            return b""
+        error.filename = str(path)  # not only the last part of it
+        raise

@@ -104,7 +104,17 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "intermediateCount": trial.intermediate_count,
         "latestIntermediate": trial.intermediate,
         "usage": usage_view(trial),
+        **road_view(picture, trial),
     }
+
+
+def road_view(picture: Picture, trial: Trial) -> dict[str, Any]:
+    """By which road a trial that is not over is heard (`stream`, `mount`, or `none` yet), and how long ago it last was."""
+    if trial.state.is_final:
+        return {"road": None, "lastContactAgoS": None}
+    contact = picture.roads.contact(trial.job_id)
+    ago_s = None if contact.at_s is None else round(picture.now_s - contact.at_s, 1)
+    return {"road": contact.road.value, "lastContactAgoS": ago_s}
 
 
 def metric_view(row: MetricRow) -> dict[str, Any]:
@@ -172,6 +182,9 @@ def profile_view(picture: Picture) -> dict[str, Any]:
                     "gpuNum": config.gpu_num,
                 },
             },
+            "trialRoads": {
+                trial.trial_id: road_view(picture, trial) for trial in experiment.trials_with_jobs
+            },
         }
     ) | _problem(picture)
 
@@ -212,6 +225,7 @@ def summary_view(picture: Picture) -> dict[str, Any]:
         "latestFailures": [trial_view(picture, trial) for trial in experiment.latest_failures],
         "latestWithoutResult": None if without is None else trial_view(picture, without),
         "keepers": picture.keepers,
+        "readOnly": picture.is_view,
         "startTime": _ms(picture.created_at_s),
         "endTime": _ms(picture.ended_at_s) if experiment.state.is_over else None,
     }

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nni_manager.clock import steady_s
 from nni_manager.local_openpai.core.exits import PLACE_REFUSED, PORT_CONFLICT, Exit
 from nni_manager.local_openpai.core.job import (
     AskForPlace,
@@ -239,7 +240,7 @@ class Cluster:
         plan = made.plan
         _check_words(plan)
         self._check_places(plan)
-        now_s = time.time()
+        now_s = steady_s()
         notes = [Note(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
         job_id = await self._db(lambda store: store.add_job(plan, made.masked_text, now_s, notes))
         job = Job(job_id, plan, now_s, _new_id, self.settings.most_platform_retries)
@@ -414,7 +415,7 @@ class Cluster:
             items = [await self._inbox.get()]
             while not self._inbox.empty() and len(items) < _MOST_EVENTS:
                 items.append(self._inbox.get_nowait())
-            batch = _Batch(time.time())
+            batch = _Batch(steady_s())
             for item in items:
                 if item is None:
                     is_last = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -37,6 +36,7 @@ class Notifier:
         self._pending = pending
         self._delivered = delivered
         self._in_file: set[int] = set()
+        self._first_tried_s: dict[int, float] = {}
         self._news = asyncio.Event()
         self._news.set()  # an earlier cluster may have left some
 
@@ -80,11 +80,13 @@ class Notifier:
             await asyncio.to_thread(_append, self._file, body)
             self._in_file.add(number)
         if self._url is not None and not await asyncio.to_thread(_post, self._url, body):
-            if time.time() - json.loads(body)["at_s"] < _GIVES_UP_AFTER_S:
+            first_tried_s = self._first_tried_s.setdefault(number, time.monotonic())
+            if time.monotonic() - first_tried_s < _GIVES_UP_AFTER_S:
                 return False
             logger.warning("cannot tell %s: given up after an hour: %s", self._url, body)
         await self._delivered(number)
         self._in_file.discard(number)
+        self._first_tried_s.pop(number, None)
         return True
 
 

@@ -20,12 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.local_openpai.options import Options
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
+from nni_manager.store.process_identity import ProcessIdentity
 from trial_keeper import __version__
 
 T = TypeVar("T")
@@ -68,10 +67,11 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class ServiceProcess:
-    """The process that serves, or the last one that did. `began_at_s` is in seconds since the epoch, as the kernel has it."""
+    """The process that serves, or the last one that did."""
 
     pid: int
-    began_at_s: float
+    start_ticks: int
+    boot_id: str
     host: str
     version: str
     options: Options
@@ -79,7 +79,9 @@ class ServiceProcess:
     @classmethod
     def here(cls, host: str, options: Options) -> ServiceProcess:
         """This process."""
-        return cls(os.getpid(), psutil.Process().create_time(), host, __version__, options)
+        identity = ProcessIdentity.of(os.getpid())
+        assert identity is not None  # it asks
+        return cls(**asdict(identity), host=host, version=__version__, options=options)
 
     @property
     def address(self) -> str:
@@ -411,8 +413,7 @@ def _descriptor_of(process: ServiceProcess) -> int | None:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if psutil.Process(process.pid).create_time() == process.began_at_s:
-            return descriptor
+    if ProcessIdentity(process.pid, process.start_ticks, process.boot_id).is_alive:
+        return descriptor
     os.close(descriptor)
     return None

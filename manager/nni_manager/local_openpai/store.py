@@ -435,6 +435,18 @@ class Store:
             _task(task) for task in self._rows("get_tasks", job_id=job.job_id, job_attempt_id=job.attempt_id)
         ]
         job.tasks = {(task.role, task.index): task for task in tasks}
+        job.latest_s = max(
+            at_s or 0.0
+            for at_s in (
+                *(job.submitted_at_s, job.launched_at_s, job.attempt_created_at_s, job.attempt_launched_at_s),
+                *(
+                    each
+                    for task in tasks
+                    for each in (task.attempt_created_at_s, task.attempt_completed_at_s)
+                ),
+                *(task.attempt_launched_at_s for task in tasks),
+            )
+        )
         ended = sorted(
             (task for task in tasks if task.is_over and task.stop_code is None),
             key=lambda task: task.completed_at_s or 0.0,

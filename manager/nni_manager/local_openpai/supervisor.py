@@ -176,7 +176,9 @@ class RotatedLog:
 
     def _rotate(self) -> None:
         os.close(self._descriptor)
-        os.rename(self._folder / CURRENT, self._folder / f"@{time.time_ns():020d}.s")
+        newest = next((int(log.stem[1:]) for log in old_logs(self._folder)), 0)
+        # Names are in order even when the clock was set back.
+        os.rename(self._folder / CURRENT, self._folder / f"@{max(time.time_ns(), newest + 1):020d}.s")
         for old in old_logs(self._folder)[self._old_files :]:
             old.unlink()
         self._open()
@@ -307,7 +309,7 @@ class Supervisor:
 
     def run(self) -> None:
         """All of it."""
-        began_at_s = time.time()
+        began_at_s, began_s = time.time(), time.monotonic()
         for problem in mount_storages(self._spec["mounts"], self._folder):
             self._streams.note(problem)
         stage, code = "", 0
@@ -332,7 +334,7 @@ class Supervisor:
                 "exit_code": code,
                 "was_stopped": self._stopping.was_asked,
                 "began_at_s": began_at_s,
-                "ended_at_s": time.time(),
+                "ended_at_s": began_at_s + time.monotonic() - began_s,
             }
         )
 

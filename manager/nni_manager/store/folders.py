@@ -11,6 +11,7 @@ from pathlib import Path
 from nni_manager.errors import UserMistake
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
+from nni_manager.store.ownership import Ownership, owner_elsewhere, owner_in
 from trial_keeper.wire.workspace import Workspace, replace_file
 
 # A folder where any user may make files and folders, and remove only their own.
@@ -83,6 +84,11 @@ class ExperimentFolder:
         return self.log / "nnictl_stderr.log"
 
     @property
+    def view_stderr(self) -> Path:
+        """The stderr of whoever serves a view of the experiment."""
+        return self.log / "view_stderr.log"
+
+    @property
     def collected_logs(self) -> Path:
         """Logs of trials that keepers sent."""
         return self.log / "trials"
@@ -118,6 +124,14 @@ class ExperimentFolder:
     @property
     def _lock(self) -> OwnerLock:
         return OwnerLock(self.path / "owner.lock")
+
+    @property
+    def _view_json(self) -> Path:
+        return self.path / "view-process.json"
+
+    @property
+    def _view_lock(self) -> OwnerLock:
+        return OwnerLock(self.path / "view.lock")
 
     def make(self, storage: Path | None = None) -> None:
         """Make the folder of a new experiment, closed to other users.
@@ -169,21 +183,33 @@ class ExperimentFolder:
     def process(self) -> ManagerProcess | None:
         """Who owns the experiment, or did so last; None before the first manager was ready, or when nobody can tell."""
         with contextlib.suppress(FolderUnreadable):
-            return self._read_process()
+            return self._read_process(self._process_json)
         return None
 
-    def _read_process(self) -> ManagerProcess | None:
+    def write_view(self, process: ManagerProcess) -> None:
+        """Let others know who serves a view of the experiment now."""
+        replace_file(self._view_json, json.dumps(asdict(process)).encode(), 0o600)
+
+    def running_view(self) -> ManagerProcess | None:
+        """Who serves a view of the experiment now; None when nobody does.
+
+        Raises:
+            FolderUnreadable: nobody can tell.
+        """
+        return self._running(self._view_lock, self._view_json)
+
+    def _read_process(self, path: Path) -> ManagerProcess | None:
         try:
-            return ManagerProcess(**json.loads(self._process_json.read_bytes()))
+            return ManagerProcess(**json.loads(path.read_bytes()))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise FolderUnreadable(
-                f"cannot read {self._process_json}: {error.strerror}; give yourself the right to read it"
+                f"cannot read {path}: {error.strerror}; give yourself the right to read it"
             ) from error
         except (ValueError, TypeError) as error:
             raise FolderUnreadable(
-                f"cannot read {self._process_json}: no manager wrote this; "
+                f"cannot read {path}: no manager wrote this; "
                 f"stop the manager of {self.experiment_id} and `nnictl resume {self.experiment_id}`"
             ) from error
 
@@ -193,11 +219,14 @@ class ExperimentFolder:
         Raises:
             FolderUnreadable: nobody can tell.
         """
+        return self._running(self._lock, self._process_json)
+
+    def _running(self, lock: OwnerLock, path: Path) -> ManagerProcess | None:
         try:
-            return self._read_process() if self._lock.is_owned() else None
+            return self._read_process(path) if lock.is_owned() else None
         except OSError as error:
             raise FolderUnreadable(
-                f"cannot tell whether experiment {self.experiment_id} runs: {error.filename or self._lock.path}: "
+                f"cannot tell whether experiment {self.experiment_id} runs: {error.filename or lock.path}: "
                 f"{error.strerror}; give yourself the right to read it"
             ) from error
 
@@ -215,21 +244,57 @@ class ExperimentFolder:
             ) from error
 
     @contextlib.contextmanager
-    def owned(self) -> Iterator[None]:
+    def owned(self) -> Iterator[Ownership]:
         """Own the experiment: one manager at a time, and none after it died, however it died.
+
+        Takes a while when the last owner was a process of another machine and has not said that it left.
 
         Raises:
             ExperimentTaken: another process owns it.
         """
+        path, name = self._lock.path, self.experiment_id
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._lock.owned())
             except BlockingIOError as error:
-                owner = self.process()
-                whom = f"manager process {owner.pid}, port {owner.port}" if owner else "another manager"
+                owner, process = owner_in(path), self.process()
+                whom = f"manager {owner[0]}" if owner else "another manager"
+                port = f", port {process.port}" if process and owner and process.pid == owner[0].pid else ""
                 raise ExperimentTaken(
-                    f"cannot own experiment {self.experiment_id}: {whom} does; "
-                    f"stop it first with `nnictl stop {self.experiment_id}`"
+                    f"cannot own experiment {name}: {whom}{port} does; stop it first with `nnictl stop {name}`"
+                ) from error
+            elsewhere = owner_elsewhere(path)
+            if elsewhere is not None:
+                raise ExperimentTaken(
+                    f"cannot own experiment {name}: manager {elsewhere} does, and goes on writing to {path}; "
+                    f"stop it there first with `nnictl stop {name}`"
+                )
+            ownership = Ownership(path)
+            try:
+                yield ownership
+            finally:
+                ownership.give_up()
+
+    @contextlib.contextmanager
+    def viewed(self) -> Iterator[None]:
+        """Serve a view of the experiment: one process at a time. It keeps no manager from owning the experiment.
+
+        Raises:
+            ExperimentTaken: another process does.
+            FolderUnreadable: the folder takes no note of it.
+        """
+        name = self.experiment_id
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._view_lock.owned())
+            except BlockingIOError as error:
+                raise ExperimentTaken(
+                    f"cannot view experiment {name}: another process does; `nnictl experiment list` shows on which port, and "
+                    f"`nnictl stop {name}` ends it"
+                ) from error
+            except OSError as error:
+                raise FolderUnreadable(
+                    f"cannot write {self._view_lock.path}: {error.strerror}; give yourself the right to write there"
                 ) from error
             yield
 

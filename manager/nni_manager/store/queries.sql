@@ -73,9 +73,12 @@ SELECT trial_id, count(*) AS count, metric.value AS value, max(record_offset) FR
 WHERE trial_id = :trial_id AND metric.attempt = trial.attempt AND metric.task = trial.reporter AND NOT is_final
 GROUP BY trial_id;
 
--- name: add_usage -- one sample; told again by a keeper that lost its link, it is the same
+-- name: add_usage -- one sample; told again by a keeper that lost its link, it is the same, and never before the one before it
 INSERT INTO usage (trial_id, attempt, task, at_s, cpu_percent, rss_bytes, disk_bytes, gpus)
-VALUES (:trial_id, :attempt, :task, :at_s, :cpu_percent, :rss_bytes, :disk_bytes, :gpus) ON CONFLICT DO NOTHING;
+SELECT :trial_id, :attempt, :task, CASE WHEN latest > :at_s THEN latest + 0.001 ELSE :at_s END,
+    :cpu_percent, :rss_bytes, :disk_bytes, :gpus
+FROM (SELECT max(at_s) AS latest FROM usage WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task)
+WHERE true ON CONFLICT DO NOTHING;
 
 -- name: get_usage_of_trial -- all samples of a trial, of every attempt and task, oldest first
 SELECT * FROM usage WHERE trial_id = :trial_id ORDER BY at_s, task;

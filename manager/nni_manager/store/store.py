@@ -501,6 +501,12 @@ class StoreReader:
         """Let go of the file."""
         self._connection.close()
 
+    def data_version(self) -> int:
+        """Another number when somebody has written since this was last asked."""
+        with _own_errors(self._path):
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
     def experiment(self) -> StoredExperiment:
         """The experiment's own row."""
         (row,) = self._rows("get_experiment")

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,9 +16,11 @@ from starlette.routing import Mount
 
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import views
-from nni_manager.engine.engine import Engine
+from nni_manager.engine.picture import Picture
+from nni_manager.engine.view import ViewOnly
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.serving import Patience
+from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import MetricRow, StoreReader
 from nni_manager.web.gate import Gate
 from nni_manager.web.openapi import Operation, document
@@ -54,13 +56,28 @@ def _finite(value: Any) -> Any:
     return value
 
 
+class Served(Protocol):
+    """What the routes are over: the engine of an experiment, or a view of what is stored, which refuses every change."""
+
+    folder: ExperimentFolder
+
+    def picture(self) -> Picture:
+        """The experiment at this moment."""
+
+    def stop(self) -> None:
+        """End the experiment."""
+
+    def stop_trial(self, trial_id: str) -> None:
+        """End one trial, which is known."""
+
+
 class Api:
-    """The routes over one engine. `end` makes the manager's process end once the experiment is over.
+    """The routes. `end` makes the manager's process end once the experiment is over.
 
     `host` and `port`: where the server listens. `token`: what lets somebody in.
     """
 
-    def __init__(self, engine: Engine, host: str, port: int, token: str, end: Callable[[], None]) -> None:
+    def __init__(self, engine: Served, host: str, port: int, token: str, end: Callable[[], None]) -> None:
         self._engine = engine
         self._host = host
         self._port = port
@@ -108,6 +125,7 @@ class Api:
                 HTTPException: _refuse,
                 UserMistake: _refuse_mistake,
                 TryAgain: _refuse_for_now,
+                ViewOnly: _refuse_change,
             },
         )
 
@@ -135,7 +153,7 @@ class Api:
         """Stop the experiment and end the manager; answers before that is done."""
         self._engine.stop()
         self._end()
-        return Json({"status": self._engine.experiment.state.value}, status_code=202)
+        return Json({"status": self._engine.picture().experiment.state.value}, status_code=202)
 
     async def metadata(self, _: Request) -> Response:
         """What a list of experiments shows."""
@@ -143,7 +161,7 @@ class Api:
 
     async def statistics(self, _: Request) -> Response:
         """Counts of trials by status; those there are none of are left out."""
-        counts = views.counts_view(self._engine.experiment)
+        counts = views.counts_view(self._engine.picture().experiment)
         return Json(
             [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
         )
@@ -196,7 +214,7 @@ class Api:
 
     async def export(self, _: Request) -> Response:
         """Parameters and results of the trials that succeeded."""
-        return Json(views.export_view(self._engine.experiment.trials.values()))
+        return Json(views.export_view(self._engine.picture().experiment.trials.values()))
 
     async def _pages(
         self, is_final: bool | None, between: Callable[[StoreReader], tuple[int, int]]
@@ -228,7 +246,7 @@ class Api:
 
     def _trial_of(self, request: Request) -> Trial:
         trial_id = request.path_params["trial_id"]
-        trial = self._engine.experiment.trials.get(trial_id)
+        trial = self._engine.picture().experiment.trials.get(trial_id)
         if trial is None:
             raise HTTPException(
                 404, f"cannot find trial {trial_id!r}; `nnictl trial ls` shows those there are"
@@ -271,3 +289,7 @@ async def _refuse_mistake(_: Request, error: Exception) -> Response:
 
 async def _refuse_for_now(_: Request, error: Exception) -> Response:
     return Json({"error": str(error)}, status_code=503)
+
+
+async def _refuse_change(_: Request, error: Exception) -> Response:
+    return Json({"error": str(error)}, status_code=403)

@@ -28,7 +28,7 @@ _PATH_PARAMETERS: Mapping[str, Schema] = {
 _REFUSALS_OF_ALL: Mapping[int, str] = {
     400: "The request is for another name than the manager's, or a value in it cannot be used.",
     401: "The token is missing or wrong.",
-    403: "A browser asks for another web page.",
+    403: "A browser asks for another web page, or a change is asked for where an experiment is only viewed.",
     411: "A body without Content-Length.",
     413: "A body that is too large.",
     431: "An address and headers that are too large.",

@@ -264,6 +264,8 @@ class Job:
     verdict: Verdict | None = None
     tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
     ends: list[TaskEnd] = field(default_factory=list)
+    latest_s: float = 0.0
+    """The latest time in it. Nothing happens before that: a later cluster's clock may be behind this one's."""
 
     @property
     def is_over(self) -> bool:
@@ -282,7 +284,8 @@ class Job:
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """What to do about an event."""
-        return list(self._handle(event, now_s))
+        self.latest_s = max(now_s, self.latest_s)
+        return list(self._handle(event, self.latest_s))
 
     def _handle(self, event: Event, now_s: float) -> Iterator[Effect]:
         match event:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import psutil
 
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.errors import TryAgain
+from nni_manager.store.process_identity import ProcessIdentity
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 from nni_manager.training_services.local.render import render_run_script
@@ -29,22 +30,6 @@ logger = logging.getLogger(__name__)
 _LOG_TAIL_BYTES = 2000
 _KILL_ROUNDS = 5
 _KILLED_WITHIN_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _JobFile:
-    """What a later manager needs to find the process again. A pid alone may belong to somebody else by then."""
-
-    pid: int
-    created_at_s: float
-    gpu_indices: tuple[int, ...]
-
-    def process(self) -> psutil.Process | None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self.pid)
-            if process.create_time() == self.created_at_s and process.status() != psutil.STATUS_ZOMBIE:
-                return process
-        return None
 
 
 class LocalTrainingService(TrainingService):
@@ -68,7 +53,8 @@ class LocalTrainingService(TrainingService):
         self._jobs = jobs
         self._gpus = GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())
         self._room_was_made = asyncio.Event()
-        self._running: dict[str, psutil.Process] = {}
+        self._running: dict[str, int] = {}
+        """A descriptor of each job's process."""
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -109,49 +95,44 @@ class LocalTrainingService(TrainingService):
             raise TryAgain(
                 f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk or processes on this machine"
             ) from error
-        process = psutil.Process(child.pid)
         self._children[job_id] = child
-        document = {
-            "pid": child.pid,
-            "created_at_s": process.create_time(),
-            "gpu_indices": self._gpus.held_by(job_id),
-        }
+        identity = ProcessIdentity.of(child.pid)
         try:
-            replace_file(self._file(job_id), json.dumps(document).encode())
+            if identity is not None:  # else it has ended, and its end is about to be told
+                document = asdict(identity) | {"gpu_indices": self._gpus.held_by(job_id)}
+                replace_file(self._file(job_id), json.dumps(document).encode())
         except OSError as error:
             # The job runs, so it is watched; a later manager finds it by its environment.
             logger.warning("cannot write %s: %s", self._file(job_id), error)
-        self._watch(job_id, process)
+        self._watch(job_id, child.pid)
 
     async def stop(self, job_id: str) -> bool:
         """SIGTERM to the keeper, which ends its trial with grace."""
-        process = self._running.get(job_id)
-        if process is None:
+        descriptor = self._running.get(job_id)
+        if descriptor is None:
             return False
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         return True
 
     async def adopt(self, job_id: str) -> JobPresence:
         """Find the process of a job that an earlier manager started."""
         try:
             document = json.loads(self._file(job_id).read_bytes())
-        except FileNotFoundError:
-            # The earlier manager may have died between starting the keeper and noting it.
+            identity = ProcessIdentity.from_json(document)
+        except (FileNotFoundError, KeyError):
+            # The earlier manager may have died between starting the keeper and noting it, or have noted it otherwise.
             keepers = await asyncio.to_thread(
                 _processes_where, partial(_is_keeper_of, self._workspace, job_id)
             )
             if not keepers:
                 return JobPresence.UNKNOWN
             # The oldest: a keeper's guard, which it made, has the same environment.
-            self._watch(job_id, min(keepers, key=psutil.Process.create_time))
-            return JobPresence.RUNNING
-        job = _JobFile(document["pid"], document["created_at_s"], tuple(document["gpu_indices"]))
-        process = job.process()
-        if process is None:
+            oldest = min(keepers, key=psutil.Process.create_time)
+            return JobPresence.RUNNING if self._watch(job_id, oldest.pid) else JobPresence.UNKNOWN
+        if not self._watch(job_id, identity.pid, identity):
             return JobPresence.ENDED
-        self._gpus.hold(job_id, job.gpu_indices)
-        self._watch(job_id, process)
+        self._gpus.hold(job_id, tuple(document["gpu_indices"]))
         return JobPresence.RUNNING
 
     def release(self, job_id: str) -> None:
@@ -174,11 +155,18 @@ class LocalTrainingService(TrainingService):
         """Stop watching; keepers go on."""
         self._running.clear()
 
-    def _watch(self, job_id: str, process: psutil.Process) -> None:
-        self._running[job_id] = process
-        descriptor = os.pidfd_open(process.pid)  # readable when the process ends, whoever its parent is
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, self._note_end, job_id, descriptor)
+    def _watch(self, job_id: str, pid: int, identity: ProcessIdentity | None = None) -> bool:
+        """Hear of the process's end; False when it has ended, or is not the one that was noted."""
+        try:
+            descriptor = os.pidfd_open(pid)  # readable when the process ends, whoever its parent is
+        except ProcessLookupError:
+            return False
+        if identity is not None and not identity.is_alive:
+            os.close(descriptor)
+            return False
+        self._running[job_id] = descriptor
+        asyncio.get_running_loop().add_reader(descriptor, self._note_end, job_id, descriptor)
+        return True
 
     def _note_end(self, job_id: str, descriptor: int) -> None:
         asyncio.get_running_loop().remove_reader(descriptor)

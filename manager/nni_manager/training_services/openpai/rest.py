@@ -13,7 +13,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -643,6 +642,8 @@ def _retry_after_s(answer: requests.Response) -> float | None:
     if text.isdecimal():
         return float(text)
     try:
-        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+        # Its own clock says how far away that is; ours may be wrong.
+        asked_at = parsedate_to_datetime(answer.headers.get("Date", ""))
+        return max((parsedate_to_datetime(text) - asked_at).total_seconds(), 0.0)
     except (ValueError, TypeError):
         return None

@@ -1,0 +1,460 @@
+"""A firewall between containers and manager: everything comes over the shared storage, once, in order, and soon."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from real_experiment import a_manager_here, assert_rows_are_what_was_written, until, values
+from void_service import an_engine, start
+
+from nni_manager.domain import roads as roads_module
+from nni_manager.engine import mount_road, storage_threads, views
+from nni_manager.training_services.base import JobEnded
+from nni_manager.training_services.local.client import LocalTrainingService
+from nni_sdk.records import encode
+from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import exit_from_bytes, exit_to_bytes, replace_file
+
+pytestmark = pytest.mark.timeout(180)
+
+NOBODY = "127.0.0.1:9"  # discard: nobody listens there in a test
+TRAIN = """
+import os
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range(200):
+    nni.report_intermediate_result(i)
+    print("line", i)
+if os.environ["NNI_TRIAL_SEQ_ID"] == "0":
+    open("gate").read()
+for i in range(200, 400):
+    nni.report_intermediate_result(i)
+nni.report_final_result(400)
+"""
+PACED = """
+import time
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range(3000):
+    nni.report_intermediate_result(i)
+    if i % 10 == 0:
+        time.sleep(0.05)
+nni.report_final_result(3000)
+"""
+SAVES_ON_SIGTERM = """
+import signal, sys, time
+import nni_sdk as nni
+nni.get_next_parameter()
+def save(*_):
+    nni.report_intermediate_result("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+nni.report_intermediate_result("ready")
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Minutes of roads in seconds."""
+    monkeypatch.setattr(roads_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(roads_module, "LOOK_EVERY_S", 0.2)
+
+
+class JobsHere(LocalTrainingService):
+    """Its keepers may outlive an engine of this process, and are waited for when the test is over."""
+
+    keepers: ClassVar[list[subprocess.Popen[bytes]]] = []
+
+    async def submit(self, settings):
+        await super().submit(settings)
+        self.keepers.append(self._children[settings.job_id])
+
+
+@pytest.fixture(autouse=True)
+def ended_keepers():
+    yield
+    while JobsHere.keepers:
+        keeper = JobsHere.keepers.pop()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(keeper.pid, signal.SIGTERM)
+        keeper.wait(30)
+
+
+class NoSignals(JobsHere):
+    """As OpenPAI, which never forwards a signal to what runs in its containers."""
+
+    async def stop(self, job_id):
+        return job_id in self._running
+
+
+def jobs_here(experiment, kind=JobsHere):
+    return partial(kind, experiment.config, experiment.folder.workspace, experiment.folder.jobs)
+
+
+def trial_of(engine, sequence_id):
+    trials = engine.experiment.trials.values()
+    return next((trial for trial in trials if trial.sequence_id == sequence_id), None)
+
+
+def roads(engine):
+    return {
+        trial.sequence_id: views.road_view(engine.picture(), trial)["road"]
+        for trial in engine.experiment.trials.values()
+    }
+
+
+def exit_of(experiment, trial):
+    key = AttemptKey(trial.trial_id, 0, "main-0")
+    return exit_from_bytes(experiment.folder.workspace.attempt(key).exit_json.read_bytes())
+
+
+def test_a_whole_experiment_comes_over_the_shared_storage_while_it_runs(a_real_experiment):
+    experiment = a_real_experiment(TRAIN, maxTrialNum=4, trialConcurrency=2, logCollection="http")
+    os.mkfifo(experiment.code / "gate")
+
+    async def play():
+        async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY) as engine:
+            await until(
+                lambda: (trial := trial_of(engine, 0)) and len(experiment.rows(trial.trial_id)) == 200,
+                "half of it",
+            )
+            first = trial_of(engine, 0)
+            assert (first.state.value, first.intermediate_count, roads(engine)[0]) == (
+                "RUNNING",
+                200,
+                "mount",
+            )
+            shown = views.profile_view(engine.picture())["trialRoads"][first.trial_id]
+            assert shown["road"] == "mount"
+            assert 0 <= shown["lastContactAgoS"] < 60
+            assert len(engine.keepers) == 0
+            with (experiment.code / "gate").open("w"):
+                pass
+            await until(engine.finished.is_set, "the experiment is over")
+            return list(engine.experiment.trials.values())
+
+    trials = asyncio.run(play())
+    assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 4
+    for trial in trials:
+        rows = assert_rows_are_what_was_written(experiment, trial.trial_id)
+        assert values(rows) == [*range(400), 400]
+        ended = exit_of(experiment, trial)
+        assert (trial.started_at_s, trial.ended_at_s) == (ended.started_at_s, ended.ended_at_s)
+        collected = experiment.folder.collected_logs / trial.trial_id
+        (stdout,) = [path for path in collected.rglob("*") if path.is_file() and "stdout" in str(path)]
+        assert stdout.read_bytes() == experiment.stream(trial.trial_id, Stream.STDOUT).read_bytes()
+
+
+def test_another_manager_goes_on_where_the_first_one_stopped_reading(a_real_experiment):
+    experiment = a_real_experiment(TRAIN, maxTrialNum=1, trialConcurrency=1)
+    os.mkfifo(experiment.code / "gate")
+
+    async def play():
+        async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY):
+            await until(lambda: experiment.row_count() == 200, "half of it")
+        async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY) as engine:
+            await until(lambda: roads(engine) == {0: "mount"}, "the next one has found it")
+            with (experiment.code / "gate").open("w"):
+                pass
+            await until(engine.finished.is_set, "the experiment is over")
+            return trial_of(engine, 0)
+
+    trial = asyncio.run(play())
+    assert (trial.state.value, trial.attempt) == ("SUCCEEDED", 0)
+    assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(400), 400]
+
+
+def test_a_stop_reaches_a_trial_that_no_stream_and_no_signal_reaches(a_real_experiment):
+    experiment = a_real_experiment(SAVES_ON_SIGTERM, maxTrialNum=1, trialConcurrency=1)
+
+    async def play():
+        async with a_manager_here(experiment, jobs_here(experiment, NoSignals), told=NOBODY) as engine:
+            await until(lambda: experiment.row_count() == 1, "it is ready")
+            trial = trial_of(engine, 0)
+            engine.stop_trial(trial.trial_id)
+            await until(engine.finished.is_set, "the experiment is over")
+            return trial
+
+    trial = asyncio.run(play())
+    assert (trial.state.value, trial.exit_code) == ("USER_CANCELED", 0)
+    assert exit_of(experiment, trial).reason is ExitReason.STOPPED_BY_USER
+    assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == ["ready", "saved"]
+
+
+class Way:
+    """A TCP proxy on this loop, open or closed."""
+
+    def __init__(self, port):
+        self.to = port
+        self.is_open = False
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def carry(self, reader, writer):
+        with contextlib.suppress(OSError):
+            if self.is_open:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to)
+                self._writers |= {writer, far_writer}
+                await asyncio.gather(self._pour(reader, far_writer), self._pour(far_reader, writer))
+        writer.transport.abort()
+
+    async def _pour(self, reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+    def shut(self):
+        self.is_open = False
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+
+def test_a_link_that_comes_and_goes_changes_the_road_in_the_middle_of_a_trial(a_real_experiment):
+    experiment = a_real_experiment(PACED, maxTrialNum=2, trialConcurrency=2, logCollection="http")
+    seen = []
+
+    async def play():
+        way = Way(0)
+        proxy = await asyncio.start_server(way.carry, "127.0.0.1", 0)
+        told = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with a_manager_here(experiment, jobs_here(experiment), told=told) as engine, proxy:
+            way.to = experiment.port
+            for road in ("mount", "stream", "mount", "stream", "mount"):
+                before = experiment.row_count()
+                way.is_open = road == "stream"
+                if not way.is_open:
+                    way.shut()
+                await until(lambda road=road: set(roads(engine).values()) == {road}, f"both are on {road}")
+                await until(lambda before=before: experiment.row_count() > before + 50, "rows come by it")
+                seen.append(road)
+            way.is_open = True
+            await until(engine.finished.is_set, "the experiment is over")
+            way.shut()
+            return list(engine.experiment.trials.values())
+
+    trials = asyncio.run(play())
+    assert seen == ["mount", "stream", "mount", "stream", "mount"]
+    for trial in trials:
+        assert (trial.state.value, trial.attempt) == ("SUCCEEDED", 0)
+        assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(3000), 3000]
+
+
+# ---- storage that shows things late, wrongly, or not at all
+
+
+def frames(*numbers):
+    return b"".join(encode(number, "x", "PERIODICAL", number, number) for number in numbers)
+
+
+class Shown:
+    """The files of an attempt as the manager's machine is shown them. The test is the keeper's machine."""
+
+    def __init__(self, experiment, trial_id, attempt=0):
+        self.key = AttemptKey(trial_id, attempt, "main-0")
+        self.folder = experiment.folder.workspace.attempt(self.key)
+        for path in (self.folder.stream(Stream.METRICS).parent, self.folder.output):
+            path.mkdir(parents=True)
+        for stream in Stream:
+            self.folder.stream(stream).touch()
+
+    def show(self, metrics, stream=Stream.METRICS):
+        replace_file(self.folder.stream(stream), metrics)
+
+    def end(self, size):
+        ended = TrialEnded(self.key, ExitReason.SUCCEEDED, 0, 10.0, 20.0, {Stream.METRICS: size})
+        replace_file(self.folder.exit_json, exit_to_bytes(ended))
+
+
+async def a_trial(engine, service):
+    await asyncio.wait_for(service.submitted.wait(), 20)
+    return engine.experiment.trials[service.settings.trial_id]
+
+
+@contextlib.asynccontextmanager
+async def no_keepers(experiment):
+    engine, service = an_engine(experiment)
+    await start(engine)
+    try:
+        yield engine, service
+    finally:
+        await engine.close()
+        assert not engine.failed.is_set()
+
+
+async def some_looks():
+    """Long enough for several; nothing that could be waited for must happen."""
+    await asyncio.sleep(1.0)
+
+
+def test_an_end_that_is_shown_before_its_bytes_is_no_end_yet(a_real_experiment):
+    experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
+    whole = frames(1, 2, 3) + encode(4, "x", "FINAL", 0, 7.0)
+
+    async def play():
+        async with no_keepers(experiment) as (engine, service):
+            trial = await a_trial(engine, service)
+            await some_looks()
+            assert trial.state.value == "WAITING"
+            shown = Shown(experiment, trial.trial_id)
+            shown.show(b"the command runs\n", Stream.KEEPER)
+            await until(lambda: trial.state.value == "RUNNING", "it has begun")
+            shown.end(len(whole))
+            await until(lambda: trial.state.value == "CLOSING", "its end is known")
+            for size in (len(frames(1)) + 9, len(frames(1, 2))):
+                shown.show(whole[:size])
+                await until(
+                    lambda size=size: engine.keepers.received(shown.key, Stream.METRICS) == size, "taken"
+                )
+            await some_looks()
+            assert trial.state.value == "CLOSING"
+            shown.show(whole)
+            await until(lambda: trial.state.is_final, "it is over")
+            return trial
+
+    trial = asyncio.run(play())
+    assert (trial.state.value, trial.value) == ("SUCCEEDED", 7.0)
+    assert (trial.started_at_s, trial.ended_at_s) == (10.0, 20.0)
+    assert values(experiment.rows(trial.trial_id)) == [1, 2, 3, 7.0]
+
+
+def test_zeros_in_place_of_bytes_that_have_not_come_are_no_metrics(a_real_experiment):
+    experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
+
+    async def play():
+        async with no_keepers(experiment) as (engine, service):
+            trial = await a_trial(engine, service)
+            shown = Shown(experiment, trial.trial_id)
+            shown.show(frames(1) + bytes(len(frames(2))) + frames(3))
+            await until(lambda: len(experiment.rows(trial.trial_id)) == 1, "the first record")
+            await some_looks()
+            shown.show(frames(1, 2, 3))
+            await until(lambda: len(experiment.rows(trial.trial_id)) == 3, "all of them")
+            return trial
+
+    assert values(experiment.rows(asyncio.run(play()).trial_id)) == [1, 2, 3]
+
+
+def test_a_job_that_is_gone_is_given_time_to_show_what_it_left(a_real_experiment, monkeypatch):
+    experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
+
+    async def play():
+        async with no_keepers(experiment) as (engine, service):
+            monkeypatch.setattr(type(service), "uses_snapshot", True)
+            trial = await a_trial(engine, service)
+            monkeypatch.setattr(roads_module, "PATIENCE_S", 1e6)  # the job is over before anybody looks
+            service.on_job_ended(JobEnded(trial.job_id, 0, ""))
+            await some_looks()
+            assert not trial.state.is_final
+            shown = Shown(experiment, trial.trial_id)
+            shown.end(len(frames(1, 2)))
+            await some_looks()
+            assert not trial.state.is_final
+            shown.show(frames(1, 2))
+            await until(lambda: trial.state.is_final, "it is over")
+            return trial
+
+    trial = asyncio.run(play())
+    assert trial.state.value == "SUCCEEDED"
+    assert values(experiment.rows(trial.trial_id)) == [1, 2]
+
+
+HANGING = """
+import sys
+import mfusepy
+class Empty(mfusepy.Operations):
+    pass
+mfusepy.FUSE(Empty(), sys.argv[1], foreground=True, nothreads=True)
+"""
+
+
+@pytest.fixture
+def hang():
+    """Makes a folder whose storage does not answer."""
+    pytest.importorskip("mfusepy", reason="needs mfusepy")
+    if not os.access("/dev/fuse", os.W_OK) or shutil.which("fusermount3") is None:
+        pytest.skip("needs FUSE")
+    mounted: list[tuple[Path, subprocess.Popen[bytes]]] = []
+
+    async def make(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        server = subprocess.Popen([sys.executable, "-c", HANGING, folder])
+        mounted.append((folder, server))
+        await until(lambda: os.path.ismount(folder), "it is mounted")
+        server.send_signal(signal.SIGSTOP)
+
+    yield make
+    for folder, server in mounted:
+        server.kill()
+        server.wait()
+        subprocess.run(["fusermount3", "-u", "-z", folder], check=True)
+
+
+def test_a_folder_that_hangs_stops_neither_other_trials_nor_the_manager(a_real_experiment, hang, monkeypatch):
+    monkeypatch.setattr(storage_threads, "HANGS_AFTER_S", 1.0)
+    experiment = a_real_experiment(TRAIN, maxTrialNum=3, trialConcurrency=2)
+    os.mkfifo(experiment.code / "gate")
+
+    async def play():
+        async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY) as engine:
+            await until(
+                lambda: (trial := trial_of(engine, 0)) and len(experiment.rows(trial.trial_id)) == 200,
+                "half of it",
+            )
+            first = trial_of(engine, 0)
+            # Another attempt, as the manager is shown it.
+            await hang(experiment.folder.workspace.trial(first.trial_id).attempts / "1")
+            await until(lambda: engine.picture().problem, "the problem is told")
+            assert "shared storage has not answered" in engine.picture().problem
+            others = [trial_of(engine, number) for number in (1, 2)]
+            await until(lambda: (third := trial_of(engine, 2)) and third.state.is_final, "the others end")
+            others = [trial_of(engine, number) for number in (1, 2)]
+            assert [trial.state.value for trial in others] == ["SUCCEEDED"] * 2
+            assert not first.state.is_final
+            return others
+
+    for trial in asyncio.run(asyncio.wait_for(play(), 120)):
+        assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(400), 400]
+    with (experiment.code / "gate").open("w"):
+        pass
+
+
+def test_storage_that_fails_is_told_and_asked_again_and_nothing_is_lost(a_real_experiment, monkeypatch):
+    monkeypatch.setattr(mount_road, "_FAILED_LOOK_AGAIN_S", 0.1)
+    experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
+
+    async def play():
+        async with no_keepers(experiment) as (engine, service):
+            trial = await a_trial(engine, service)
+            shown = Shown(experiment, trial.trial_id)
+            attempts = experiment.folder.workspace.trial(trial.trial_id).attempts
+            away = attempts.rename(attempts.with_name("away"))
+            os.symlink(attempts.name, attempts)  # a loop: every look is an error
+            await until(lambda: "cannot read" in engine.picture().problem, "the problem is told")
+            service.on_job_ended(JobEnded(trial.job_id, 1, ""))
+            await some_looks()
+            assert not trial.state.is_final
+            assert "check the shared storage" in engine.picture().problem
+            attempts.unlink()
+            away.rename(attempts)
+            shown.show(frames(1, 2))
+            shown.end(len(frames(1, 2)))
+            await until(lambda: trial.state.is_final, "it is over")
+            assert engine.picture().problem == ""
+            return trial
+
+    trial = asyncio.run(play())
+    assert trial.state.value == "SUCCEEDED"
+    assert values(experiment.rows(trial.trial_id)) == [1, 2]

@@ -1,0 +1,284 @@
+"""A manager killed at one moment after another: the next one knows all it knew, runs nothing twice, and tells the tuner once.
+
+The first manager kills itself in the middle of a function; the second one notes what its tuner hears.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from openpai_here import an_openpai_here
+from real_experiment import values, wait_until
+
+from nni_manager.store.store import StoreReader
+from nni_manager.tuner.registry import make_tuner
+from nni_sdk.records import decode
+from trial_keeper.wire.messages import Stream
+
+pytestmark = pytest.mark.timeout(240)
+
+TRIALS = 4
+TRAIN = """
+import os, time
+import nni_sdk as nni
+with open({ran!r}, "a") as ran:
+    ran.write(os.environ["NNI_TRIAL_JOB_ID"] + "\\n")
+x = nni.get_next_parameter()["x"]
+for i in range(20):
+    nni.report_intermediate_result(i)
+    time.sleep(0.02)
+nni.report_final_result(x)
+"""
+# In the manager's process only: dies at the nth call of one function, before or after it is done.
+DIES = """
+import os, signal, sys
+if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
+    import asyncio, importlib, inspect
+    module, owner, name, when, nth = {moment!r}
+    owner = getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
+    function, calls = getattr(owner, name), []
+
+    def die_if(now, number):
+        if now == when and number == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def slow(*arguments, **named):
+        calls.append(1)
+        number = len(calls)
+        die_if("before", number)
+        done = await function(*arguments, **named)
+        die_if("after", number)
+        return done
+
+    def quick(*arguments, **named):
+        calls.append(1)
+        number = len(calls)
+        die_if("before", number)
+        done = function(*arguments, **named)
+        die_if("after", number)
+        return done
+
+    setattr(owner, name, slow if inspect.iscoroutinefunction(function) else quick)
+"""
+HEARS = """
+import json, sys
+if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
+    from nni_manager.tuner.optuna_backed import OptunaTuner as Tuner
+    restore, tell = Tuner.restore, Tuner.tell
+
+    def note(key, value):
+        with open({heard!r}, "a") as heard:
+            heard.write(json.dumps([key, value]) + "\\n")
+
+    def noted_restore(self, trials):
+        for trial in trials:
+            if trial.ended:
+                note(trial.key, trial.value)
+        return restore(self, trials)
+
+    def noted_tell(self, key, value):
+        note(key, value)
+        return tell(self, key, value)
+
+    Tuner.restore, Tuner.tell = noted_restore, noted_tell
+"""
+ENGINE, TUNER, STORE = (
+    "nni_manager.engine.engine",
+    "nni_manager.tuner.optuna_backed",
+    "nni_manager.store.store",
+)
+LOCAL, KEEPERS = "nni_manager.training_services.local.client", "nni_manager.engine.keepers"
+MOMENTS = {
+    "the tuner has answered and nobody knows": (TUNER, "OptunaTuner", "ask", "after", 2),
+    "a trial is about to be handed in": (ENGINE, "Engine", "_write_trial", "before", 2),
+    "a keeper runs and is not noted": (LOCAL, None, "replace_file", "before", 2),
+    "a keeper runs and is noted": (LOCAL, "LocalTrainingService", "submit", "after", 1),
+    "a trial has ended and its end is not known": (KEEPERS, "Keepers", "end", "before", 1),
+    "a trial is over and the tuner has not heard": (TUNER, "OptunaTuner", "tell", "before", 2),
+    "something was stored and nobody acted on it": (STORE, "Store", "commit", "after", 5),
+}
+PAI = "nni_manager.training_services.openpai.rest"
+PAI_MOMENTS = {
+    "a job was handed in and nobody knows": (PAI, "OpenPai", "submit", "after", 1),
+    "a trial is over and the tuner has not heard": MOMENTS["a trial is over and the tuner has not heard"],
+}
+
+
+@contextlib.contextmanager
+def in_the_manager(experiment, folder, code):
+    """Managers that are started meanwhile run this first."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(code)
+    before = experiment.environ.get("PYTHONPATH", "")
+    experiment.environ["PYTHONPATH"] = f"{folder}:{before}"
+    yield
+    experiment.environ["PYTHONPATH"] = before
+
+
+def die_at(experiment, folder, moment):
+    """Run a manager until it kills itself, or was ready before that and then does."""
+    with in_the_manager(experiment, folder / "dies", DIES.format(moment=moment)):
+        try:
+            experiment.start()
+        except AssertionError:
+            assert experiment.manager.poll() is not None
+    assert experiment.manager.wait(90) == -signal.SIGKILL, experiment.folder.manager_stderr.read_text()
+
+
+def assert_nothing_is_lost_or_doubled(experiment, heard, ran):
+    trials = experiment.get("/trial-jobs")
+    assert [trial["sequenceId"] for trial in trials] == list(range(TRIALS))
+    assert {(trial["status"], trial["attempt"]) for trial in trials} == {("SUCCEEDED", 0)}, trials
+    undisturbed = make_tuner(experiment.config)
+    for trial in trials:
+        asked = undisturbed.ask(trial["sequenceId"]).parameters
+        assert (trial["parameters"], trial["value"]) == (asked, asked["x"])
+        (key,) = experiment.folder.workspace.attempts_of(trial["id"])
+        written = decode(experiment.folder.workspace.attempt(key).stream(Stream.METRICS).read_bytes(), 0)
+        rows = experiment.rows(trial["id"])
+        assert [(row.record_offset, row.value) for row in rows] == [
+            (each.offset, each.value) for each in written.records
+        ]
+        assert values(rows) == [*range(20), asked["x"]]
+        assert trial["intermediateCount"] == 20
+    assert Counter(ran.read_text().split()) == Counter(trial["id"] for trial in trials)
+    told = [json.loads(line) for line in heard.read_text().splitlines()]
+    assert sorted(told) == [[trial["sequenceId"], trial["value"]] for trial in trials]
+
+
+def resume_and_check(experiment, tmp_path, ran):
+    heard = tmp_path / "heard"
+    heard.touch()
+    with in_the_manager(experiment, tmp_path / "hears", HEARS.format(heard=str(heard))):
+        experiment.start()
+    experiment.wait_for_status("DONE")
+    wait_until(lambda: len(heard.read_text().splitlines()) >= TRIALS, "the tuner has heard of all")
+    with StoreReader(experiment.folder.database) as reader:
+        wait_until(lambda: reader.jobs()[0] == [], "the last job has ended")
+    assert_nothing_is_lost_or_doubled(experiment, heard, ran)
+
+
+# Each moment with one kind of jobs: which kind matters to few of them.
+PER_TRIAL, REUSED = list(MOMENTS)[::2], list(MOMENTS)[1::2]
+
+
+@pytest.mark.parametrize(
+    ("moment", "reuse"), [*((each, False) for each in PER_TRIAL), *((each, True) for each in REUSED)]
+)
+def test_a_manager_killed_at_any_moment_is_replaced_without_a_trace(
+    a_real_experiment, tmp_path, moment, reuse
+):
+    ran = tmp_path / "ran"
+    ran.touch()
+    experiment = a_real_experiment(
+        TRAIN.format(ran=str(ran)), trialConcurrency=2, maxTrialNum=TRIALS, localConfig={"reuse": reuse}
+    )
+    die_at(experiment, tmp_path, MOMENTS[moment])
+    resume_and_check(experiment, tmp_path, ran)
+
+
+@pytest.mark.parametrize(("moment", "reuse"), list(zip(PAI_MOMENTS, (False, True), strict=True)))
+def test_a_manager_of_openpai_killed_at_any_moment_asks_the_cluster_for_its_jobs(
+    a_real_experiment, tmp_path, monkeypatch, moment, reuse
+):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    ran = tmp_path / "ran"
+    ran.touch()
+    (tmp_path / "openpai").mkdir()
+    with an_openpai_here(tmp_path / "openpai") as here:
+        storage = tmp_path / "openpai" / "team"
+        trial = {
+            "gpuNum": 0,
+            "cpuNum": 1,
+            "memoryMB": 256,
+            "image": "anything",
+            "paiStorageConfigName": "team",
+        }
+        shared = {"nniManagerNFSMountPath": str(storage), "containerNFSMountPath": str(storage)}
+        experiment = a_real_experiment(
+            TRAIN.format(ran=str(ran)),
+            trialConcurrency=2,
+            maxTrialNum=TRIALS,
+            trainingServicePlatform="pai",
+            trial={"command": "python3 train.py", "codeDir": ".", **trial, **shared},
+            paiConfig={"userName": "ada", "token": here.client().token, "host": here.url, "reuse": reuse},
+        )
+        die_at(experiment, tmp_path, PAI_MOMENTS[moment])
+        resume_and_check(experiment, tmp_path, ran)
+        jobs = [job["name"] for job in here.client().get("/rest-server/api/v2/jobs").json()]
+        assert len(jobs) == len(set(jobs)) == (2 if reuse else TRIALS)
+        experiment.close()
+
+
+# Waits for the test, and takes its time to end when it is told to.
+SLOW_TO_STOP = """
+import os, signal, time
+import nni_sdk as nni
+signal.signal(signal.SIGTERM, lambda *_: None)
+nni.get_next_parameter()
+nni.report_intermediate_result(1)
+while not os.path.exists("gate"):
+    time.sleep(0.02)
+nni.report_final_result(2)
+if nni.get_sequence_id() < 2:
+    raise SystemExit(3)
+"""
+
+
+def test_a_manager_killed_while_it_stops_has_not_forgotten_what_was_to_be_stopped(a_real_experiment):
+    experiment = a_real_experiment(SLOW_TO_STOP, trialConcurrency=2, maxTrialNum=3)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 2, "both trials report")
+    experiment.delete("/experiment")
+    with StoreReader(experiment.folder.database) as reader:
+        wait_until(
+            lambda: [trial.state.value for trial in reader.trials()] == ["STOPPING"] * 2, "both are to stop"
+        )
+        experiment.kill_manager()
+        assert reader.experiment().state.value == "STOPPING"
+    (experiment.code / "gate").touch()  # they end while nobody is there
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    ended = [(trial["sequenceId"], trial["status"]) for trial in experiment.get("/trial-jobs")]
+    # What somebody stopped was not a failure, whenever it ended; and the search goes on.
+    assert ended == [(0, "USER_CANCELED"), (1, "USER_CANCELED"), (2, "SUCCEEDED")]
+
+
+QUICK = "import nni_sdk as nni\nnni.report_final_result(nni.get_next_parameter()['x'])\n"
+
+
+def test_a_manager_killed_when_all_was_done_leaves_nothing_to_do(a_real_experiment):
+    experiment = a_real_experiment(QUICK, maxTrialNum=2)
+    experiment.start()
+    before = experiment.wait_for_status("DONE")
+    trials, metrics = experiment.get("/trial-jobs"), experiment.get("/metric-data")
+    experiment.kill_manager()
+    experiment.start()
+    after = experiment.wait_for_status("DONE")
+    assert (experiment.get("/trial-jobs"), experiment.get("/metric-data")) == (trials, metrics)
+    assert after["elapsedS"] == pytest.approx(before["elapsedS"], abs=0.5)
+    assert after["best"] == before["best"]
+
+
+def test_the_duration_goes_on_from_what_was_stored_and_the_time_without_a_manager_does_not_count(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(SLOW_TO_STOP, maxTrialNum=100, trialConcurrency=1, maxExecDuration="1h")
+    experiment.start()
+    with StoreReader(experiment.folder.database) as reader:
+        wait_until(lambda: reader.experiment().active_s > 1, "some time is stored")
+        experiment.kill_manager()
+        stored_s = reader.experiment().active_s
+    killed_s = time.monotonic()
+    wait_until(lambda: time.monotonic() - killed_s > 3, "nobody is there for a while")
+    started_s = time.monotonic()
+    experiment.start()
+    elapsed_s = experiment.summary()["elapsedS"]
+    assert stored_s <= elapsed_s <= stored_s + time.monotonic() - started_s
+    assert experiment.summary()["maxExecDurationS"] == 3600

@@ -1,0 +1,85 @@
+"""Threads in which a storage may hang, and what that costs everybody else: nothing."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nni_manager.engine import storage_threads
+from nni_manager.engine.storage_threads import THREADS, StorageThreads
+
+HANGS_AT_THE_END = """
+import asyncio, sys
+from nni_manager.engine.storage_threads import StorageThreads
+async def main():
+    threads = StorageThreads()
+    hanging = asyncio.ensure_future(threads.call(open, sys.argv[1]))
+    assert await threads.call(len, "abc") == 3
+    threads.close()
+asyncio.run(main())
+print("over")
+"""
+
+
+def test_what_is_returned_and_what_is_raised_come_back() -> None:
+    async def play() -> None:
+        threads = StorageThreads()
+        assert await threads.call(sorted, [2, 1], reverse=True) == [2, 1]
+        with pytest.raises(FileNotFoundError):
+            await threads.call(open, "/there/is/no/such/file")
+        threads.close()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_a_file_that_hangs_does_not_stop_the_others_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    async def play() -> None:
+        threads = StorageThreads()
+        hanging = [asyncio.ensure_future(threads.call(open, pipe)) for _ in range(THREADS - 1)]
+        for number in range(100):
+            assert await threads.call(int, str(number)) == number
+        assert threads.hangs_for_s() == 0, "it may be slow only"
+        monkeypatch.setattr(storage_threads, "HANGS_AFTER_S", 0.0)
+        assert threads.hangs_for_s() > 0
+        with open(pipe, "w"):  # the storage answers again
+            for file in await asyncio.gather(*hanging):
+                file.close()
+        assert await threads.call(int, "7") == 7
+        threads.close()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_a_call_that_nobody_waits_for_any_more_harms_nobody(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    async def play() -> None:
+        threads = StorageThreads()
+        hanging = asyncio.ensure_future(threads.call(pipe.read_bytes))
+        await threads.call(int, "1")
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        os.close(os.open(pipe, os.O_WRONLY))
+        assert [await threads.call(int, "2") for _ in range(THREADS * 2)] == [2] * THREADS * 2
+        threads.close()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_a_process_ends_while_the_storage_hangs(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS_AT_THE_END, pipe], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
