@@ -31,3 +31,7 @@ class ParameterUnknown(SdkError, ValueError):
 
 class ParameterMistyped(SdkError, TypeError):
     """The tuner's value for a key has another type than the training code's default."""
+
+
+class ParameterAbsent(SdkError, LookupError):
+    """Code generated from annotations asks for a value that this trial's parameters do not have."""

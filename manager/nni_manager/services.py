@@ -180,7 +180,7 @@ def listens_at(address: str) -> str:
 def _todays_login(config: ExperimentConfig, stored: PaiConfig) -> PaiConfig:
     """The login of the experiment file as it is now: tokens expire, and experiments last."""
     try:
-        today = read_experiment_file(config.config_path).pai
+        today = read_experiment_file(config.config_path, reads_code=False).pai
     except ConfigInvalid:
         return stored
     is_the_same = today is not None and (today.host, today.user) == (stored.host, stored.user)

@@ -198,6 +198,21 @@ def test_an_experiment_runs_a_job_per_trial_which_sees_the_storage_at_its_mount(
     assert log == f"in {code}\n"
 
 
+def test_containers_get_the_copy_of_annotated_code_without_the_files_of_its_login(home, nnictl):
+    (home / "work" / "train.py").write_text(
+        "import os\n'''@nni.variable(nni.randint(5, 9), name=x)'''\nx = 0\n"
+        "print(sorted(os.listdir()))\n'''@nni.report_final_result(x)'''\n"
+    )
+    (home / "work" / "search_space.json").unlink()
+    changed = {"useAnnotation: false": "useAnnotation: true", "maxTrialNum: 3": "maxTrialNum: 1"}
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground", replace=changed)
+    experiment_id = created(done)
+    (only,) = trials(nnictl, experiment_id)
+    assert only["parameters"] == {"train/x/randint": only["value"]}
+    assert 5 <= only["value"] < 9
+    assert nnictl("log", "trial", experiment_id, "--trial-id", only["id"]).stdout == "['train.py']\n"
+
+
 def test_an_account_that_is_named_is_the_one_that_is_used(nnictl):
     assert nnictl("openpai", "jobs").returncode == 0
     for named in (("--user", "nobody", "--token", "wrong"), ("--token", "wrong", "--user", "root")):

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nni_manager.config import code_folder
+from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.engine import code_snapshot
-from nni_manager.engine.code_snapshot import CodeUnusable, SnapshotNotWritten, take_snapshot
+from nni_manager.engine.code_snapshot import SnapshotNotWritten, take_snapshot
 from trial_keeper.host.mount import unpack_code
 from trial_keeper.wire.workspace import Workspace
 
@@ -286,7 +288,7 @@ def test_a_folder_that_is_too_large_is_told_down_to_the_file_that_makes_it_so(pl
 
 
 def test_a_huge_folder_is_not_looked_at_to_its_end(place, monkeypatch):
-    monkeypatch.setattr(code_snapshot, "_MOST_LOOKED_AT", 50)
+    monkeypatch.setattr(code_folder, "_MOST_LOOKED_AT", 50)
     for number in range(60):
         (place.code / str(number)).touch()
     with pytest.raises(CodeUnusable, match="it holds more than 50 files"):
@@ -338,14 +340,14 @@ def test_a_file_that_was_written_while_it_was_read_is_read_again(place, monkeypa
 
 def test_a_file_that_is_gone_by_then_was_never_there(place, monkeypatch):
     place.write(train_dot_py="1", lock="2")
-    entries = code_snapshot._Scan.entries
+    entries = code_folder.CodeFolder.entries
 
     def scan_and_lose(scan):
         found = entries(scan)
         (place.code / "lock").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(code_snapshot._Scan, "entries", scan_and_lose)
+    monkeypatch.setattr(code_folder.CodeFolder, "entries", scan_and_lose)
     assert set(tree(place.unpack())) == {b"train.py"}
 
 

@@ -113,13 +113,26 @@ def test_the_page_as_it_stands_gets_every_mistake_with_its_way_out(mistakes, mon
     monkeypatch.setenv("HOME", str(tmp_path))
     lines = mistakes(text=PAGE)
     told = [
-        "experiment.yml:14: cannot use useAnnotation: true beside searchSpacePath",
         "experiment.yml:21: cannot use trial.codeDir: there is no folder nni/examples/trials/mnist-annotation",
         "experiment.yml:27: cannot use trial.nniManagerNFSMountPath: there is no folder /local/mnt; mount the storage there",
         "experiment.yml:32: cannot use paiConfig.userName: your_pai_nni_user is still the placeholder of an example",
         "experiment.yml:33: cannot use paiConfig.token: your_pai_token is still the placeholder of an example",
     ]
     assert [line[: len(start)] for line, start in zip(lines, told, strict=True)] == told
+
+
+def test_the_pages_annotation_wins_over_its_search_space(write, tmp_path):
+    path = write({"useAnnotation: false": "useAnnotation: true"})
+    (tmp_path / "mnist.py").write_text("'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n")
+    (tmp_path / "storage" / "old.py").write_text("'@nni.what()'")  # not code, though it lies in the folder
+    (tmp_path / "search_space.json").unlink()
+    config = read_experiment_file(path)
+    assert config.is_annotated
+    assert config.search_space_raw == {"mnist/x/choice": {"_type": "choice", "_value": [1, 2]}}
+    assert config.warnings == (
+        "useAnnotation: true wins over searchSpacePath: the search space is that of the annotations in trial.codeDir",
+    )
+    assert ExperimentConfig.from_json(config.to_json()) == config
 
 
 def test_the_cluster_of_this_machine_needs_no_account_and_its_storage_is_made_for_it(write):

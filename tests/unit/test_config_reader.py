@@ -203,8 +203,6 @@ WRONG_VALUES = {
     },
     "useAnnotation: false": {
         "useAnnotation: 1": "cannot use useAnnotation: 1 is not true or false; write e.g. useAnnotation: false",
-        "useAnnotation: true": "cannot use useAnnotation: true beside searchSpacePath: each of them describes the "
-        "search space, and annotation is not supported yet by this version; the file is there, so write useAnnotation: false",
         "maxExecDuration: 5|": 'cannot use maxExecDuration: "5|" is not a whole number and one of s, m, h, d',
         "maxExecDuration: 0h": "cannot use maxExecDuration",
         "maxExecDuration: 5": "cannot use maxExecDuration: 5 is not a whole number and one of s, m, h, d",
@@ -275,12 +273,6 @@ WRONG_VALUES = {
 def test_a_wrong_value_is_one_clear_sentence(mistakes, old, new, sentence):
     (line,) = mistakes(replace={old: new})
     assert sentence in line
-
-
-def test_annotation_without_a_search_space_is_one_mistake(mistakes):
-    changed = {"useAnnotation: false": "useAnnotation: true", "searchSpacePath: search_space.json\n": ""}
-    (line,) = mistakes(replace=changed)
-    assert "describe the search space in a JSON file, name it in searchSpacePath" in line
 
 
 def test_an_experiment_for_a_cluster_is_told_so_once(mistakes):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nni_manager.engine.ignore_file import IgnoreRules, is_left_out
+from nni_manager.config.ignore_file import IgnoreRules, is_left_out
 
 NAMES = ["a", "b", "ab", "x.py"]
 PARTS = st.sampled_from(["*", "**", "a", "b", "*.py", "a*", "?", "x.py", "[ab]", "[!a]", "*b"])

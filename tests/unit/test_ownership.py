@@ -2,9 +2,9 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
-import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -50,20 +50,20 @@ def test_who_comes_second_is_told_the_owner_and_the_way_out(folder):
     assert str(refused.value).endswith("; stop it first with `nnictl stop EXPTEST1`")
 
 
-def own_until_killed(path, owns):
-    with ExperimentFolder(path).owned():
-        owns.set()
-        signal.pause()
+OWN_UNTIL_KILLED = """
+import pathlib, signal, sys
+from nni_manager.store.folders import ExperimentFolder
+with ExperimentFolder(pathlib.Path(sys.argv[1])).owned():
+    print("owns", flush=True)
+    signal.pause()
+"""
 
 
 def test_an_owner_that_was_killed_here_is_none_at_once(folder):
-    context = multiprocessing.get_context("spawn")
-    owns = context.Event()
-    owner = context.Process(target=own_until_killed, args=(folder.path, owns))
-    owner.start()
-    assert owns.wait(60)
-    owner.kill()
-    owner.join(60)
+    command = [sys.executable, "-c", OWN_UNTIL_KILLED, folder.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == b"owns\n"
+        owner.kill()
     assert owner_in(lock_of(folder))[0].pid == owner.pid  # it could not clean up
     began_s = time.monotonic()
     with folder.owned() as held:

@@ -206,7 +206,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
     ports = _ports(port, host)
     for expansion in config.expansions:
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
-    for warning in place.warnings:
+    for warning in (*config.warnings, *place.warnings):
         output.warning(warning)
     if place.where:
         output.info(f"run jobs on {place.where}")
@@ -215,6 +215,10 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 
         size = size_of(config.code_dir, config.pai.storage, config.secret_files)
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
+    if config.is_annotated:
+        output.info(
+            f"copy codeDir {config.code_dir} for the trials, with chosen values in the place of annotated ones"
+        )
     output.info("Starting restful server...")
     known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug, host)
     return _after_start(known, foreground)
@@ -606,6 +610,33 @@ def kill(experiment_id: str | None, trial_id: str) -> None:
         )
     client.delete(f"/trial-jobs/{trial_id}")
     output.info(f"Stopping trial {trial_id}; `nnictl trial ls {known.experiment_id}` shows when it has ended")
+
+
+@trial.command(
+    epilog=_example("nnictl trial codegen --trial-id aB3dE", "nnictl trial codegen -T aB3dE > train.py")
+)
+@_experiment
+@click.option(
+    "--trial-id", "-T", required=True, metavar="TRIAL", help="The trial whose values are filled in."
+)
+def codegen(experiment_id: str | None, trial_id: str) -> None:
+    """Print annotated code with the values of a trial in the place of its own (useAnnotation: true).
+
+    Each file has a line with its name above it when there are several.
+    """
+    from nni_manager.config.annotated_code import files_with_values
+
+    known = resolve(experiment_id)
+    annotated = known.folder.annotated_code
+    if not annotated.is_dir():
+        raise UserMistake(
+            f"cannot generate code of experiment {known.experiment_id}: it has no annotated code; its parameters are in "
+            f"`nnictl trial ls {known.experiment_id}`"
+        )
+    files = files_with_values(annotated, known.trial(trial_id)["parameters"])
+    for path, text in files.items():
+        heading = f"# ---- {path}\n" if len(files) > 1 else ""
+        sys.stdout.buffer.write(os.fsencode(heading) + text)
 
 
 # ---- log

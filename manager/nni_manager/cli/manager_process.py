@@ -63,6 +63,8 @@ def create_experiment(
     try:
         try:
             folder.make(None if config.pai is None else config.pai.storage)
+            if config.is_annotated:
+                config = _with_code_of_its_own(config, folder)
             Store.create(
                 folder.database,
                 folder.collected_logs,
@@ -84,6 +86,25 @@ def create_experiment(
             with contextlib.suppress(OSError):  # not empty: somebody else's by now
                 each.rmdir()
         raise
+
+
+def _with_code_of_its_own(config: ExperimentConfig, folder: ExperimentFolder) -> ExperimentConfig:
+    """The experiment with the code that is generated from annotations, in its folder."""
+    import dataclasses
+
+    from nni_manager.config.annotated_code import CodeNotCopied, read_code, write_copy
+    from nni_manager.config.mistakes import ConfigInvalid
+
+    excluded = (config.log_dir,) if config.pai is None else (config.log_dir, config.pai.storage)
+    code = read_code(config.code_dir, config.code_dir, excluded, config.secret_files)
+    if code.mistakes:
+        raise ConfigInvalid(code.mistakes)
+    if code.space and code.space != config.search_space_raw:
+        raise CodeNotCopied(
+            f"cannot copy codeDir {config.code_dir}: its annotations changed meanwhile; try again once they are as they should be"
+        )
+    write_copy(code, folder.generated_code, folder.annotated_code)
+    return dataclasses.replace(config, code_dir=folder.generated_code)
 
 
 def start_manager(

@@ -53,7 +53,7 @@ class Access:
             from nni_manager import services
             from nni_manager.config.reader import read_experiment_file
 
-            pai = read_experiment_file(self.config).pai
+            pai = read_experiment_file(self.config, reads_code=False).pai
             if pai is None:
                 raise UserMistake(
                     f"cannot use --config {self.config}: the experiment does not run on OpenPAI; give --host, --user and --token"

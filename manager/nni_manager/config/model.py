@@ -99,7 +99,8 @@ class ExperimentConfig:
     `max_exec_duration_s` and `max_trial_number` None mean no limit. `gpu_num` None leaves CUDA_VISIBLE_DEVICES of a
     trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from. `nni_manager_ip` is where
     keepers on other machines reach the manager; None: it finds that out. `trial_command` is empty where a job file says what
-    tasks run. `pai` is there exactly for the training service of that name.
+    tasks run. `pai` is there exactly for the training service of that name. `is_annotated`: `code_dir` holds annotations, and
+    trials run a copy that is made of it; once that is made, `code_dir` is the copy. `warnings` are for the user who starts it.
     """
 
     experiment_name: str
@@ -126,6 +127,8 @@ class ExperimentConfig:
     config_path: Path
     expansions: tuple[Expansion, ...] = ()
     pai: PaiConfig | None = None
+    is_annotated: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
@@ -170,6 +173,7 @@ class ExperimentConfig:
                     for each in fields["expansions"]
                 ),
             }
+            fields["warnings"] = tuple(fields.get("warnings", ()))
             fields |= {name: Path(fields[name]) for name in ("code_dir", "log_dir", "config_path")}
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs
+from nni_manager.config.annotated_code import read_code
+from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, shown
 from nni_manager.config.model import (
@@ -36,13 +38,14 @@ DEFAULT_LOG_DIR = Path("~/nni-experiments")
 _PAGE_PLACEHOLDER = re.compile(r"^your_\w+$")
 
 
-def read_experiment_file(path: Path) -> ExperimentConfig:
+def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentConfig:
     """The experiment `path` describes, ready to run: its search space is read, its code folder exists.
 
-    Relative paths in the file are relative to its folder; `~` is the user's home.
+    Relative paths in the file are relative to its folder; `~` is the user's home. Without `reads_code` annotations are not looked
+    for, for who wants to know something else: the search space of annotated code is then empty.
 
     Raises:
-        ConfigInvalid: with every mistake of the experiment file and of its search space, in the order of lines.
+        ConfigInvalid: with every mistake of the experiment file, of its search space and of annotations, in the order of lines.
     """
     document = read_yaml(path)
     if not isinstance(document.value, dict):
@@ -50,14 +53,15 @@ def read_experiment_file(path: Path) -> ExperimentConfig:
             f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
         )
         raise ConfigInvalid([Mistake(str(path), 1, 1, "", message)])
-    return _Reading(path, as_v1(document) if is_v2(document.value) else document).experiment()
+    return _Reading(path, as_v1(document) if is_v2(document.value) else document, reads_code).experiment()
 
 
 class _Reading:
     """One pass over one file: what was found wrong, and which paths were made absolute."""
 
-    def __init__(self, path: Path, document: Document) -> None:
+    def __init__(self, path: Path, document: Document, reads_code: bool) -> None:
         self.path = path
+        self.reads_code = reads_code
         self.document = document
         platform = document.value.get(
             "trainingServicePlatform", document.value.get("training_service_platform")
@@ -71,20 +75,32 @@ class _Reading:
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
         self.mistakes = list(document.mistakes)
         self.expansions: list[Expansion] = []
+        self.warnings: list[str] = []
+        self.is_annotated = False
 
     def experiment(self) -> ExperimentConfig:
         """The experiment. Each step notes mistakes and goes on, so that later ones are found too."""
         file, mistakes = check(self.schema, self.raw, self.document)
-        self.mistakes += self._with_the_sense_of(self._without_other_platforms(mistakes))
+        self.mistakes += self._without_other_platforms(mistakes)
         class_args = self._class_args()
-        search_space_raw, search_space = self._search_space()
+        uses_annotation = self.raw.get("useAnnotation") is True
+        if not uses_annotation:
+            search_space_raw, search_space = self._search_space()
         code_dir = self._code_dir()
         log_dir = self._log_dir()
         self._refuse_reuse_keys_without_reuse()
         pai = self._pai() if self.is_on_pai else None
+        if uses_annotation:
+            excluded = (log_dir, None if pai is None else pai.storage)
+            search_space_raw, search_space = self._annotated_space(
+                code_dir, tuple(each for each in excluded if each is not None)
+            )
+            self._see_what_annotation_asks_of_paths(code_dir, log_dir)
         if self.mistakes:
             raise ConfigInvalid(
-                sorted(self.mistakes, key=lambda each: (each.file != str(self.path), each.line or 0))
+                sorted(
+                    self.mistakes, key=lambda each: (each.file != str(self.path), each.file, each.line or 0)
+                )
             )
         # Without a mistake every part is there; a part that is not would be our bug.
         assert file is not None
@@ -128,6 +144,8 @@ class _Reading:
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
             pai=pai,
+            is_annotated=self.is_annotated,
+            warnings=tuple(self.warnings),
         )
 
     def _refuse_reuse_keys_without_reuse(self) -> None:
@@ -255,22 +273,6 @@ class _Reading:
         found = self.raw.get(section)
         return found if isinstance(found, Mapping) else {}
 
-    def _with_the_sense_of(self, mistakes: list[Mistake]) -> list[Mistake]:
-        """The mistakes; where a search space is there beside annotation, the shorter way out is told."""
-        if self.raw.get("searchSpacePath") is None:
-            return mistakes
-        both = (
-            "cannot use useAnnotation: true beside searchSpacePath: each of them describes the search space, and annotation is "
-            "not supported yet by this version; the file is there, so write useAnnotation: false"
-        )
-        is_asked = self.raw.get("useAnnotation") is True
-        return [
-            self.document.mistake(("useAnnotation",), both)
-            if is_asked and each.key == "useAnnotation"
-            else each
-            for each in mistakes
-        ]
-
     def _refuse(self, path: tuple[str, ...], message: str) -> None:
         self.mistakes.append(self.document.mistake(path, message))
 
@@ -300,7 +302,7 @@ class _Reading:
         if self.space_here is not None:
             return self._search_space_here()
         written = self.raw.get("searchSpacePath")
-        if written is None and self.raw.get("useAnnotation") is not True:
+        if written is None:
             self._refuse(
                 ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
                 "write e.g. searchSpacePath: search_space.json"
@@ -336,6 +338,63 @@ class _Reading:
             self.document.said((*place, *where), message) for where, message in problems[:MOST_MISTAKES]
         ]
         return self.space_here, space
+
+    def _annotated_space(
+        self, code_dir: Path | None, excluded: tuple[Path, ...]
+    ) -> tuple[dict[str, Any], SearchSpace | None]:
+        """The search space of the code's annotations or, where they name no hyper-parameter, of the file beside them."""
+        if not self.reads_code:
+            return {}, SearchSpace({})
+        if code_dir is None or not code_dir.is_dir():
+            return {}, None  # which has been said
+        try:
+            shown = self.path.parent / Path(str(self._within("trial")["codeDir"])).expanduser()
+            code = read_code(code_dir, shown, excluded)
+        except CodeUnusable as error:
+            self._refuse(("trial", "codeDir"), str(error))
+            return {}, None
+        self.mistakes += code.mistakes
+        self.is_annotated = bool(code.generated)
+        if code.mistakes:
+            return {}, None
+        beside = "searchSpace" if self.space_here is not None else "searchSpacePath"
+        is_beside = self.space_here is not None or self.raw.get("searchSpacePath") is not None
+        if code.space:
+            if is_beside:
+                self._warn(
+                    f"useAnnotation: true wins over {beside}: the search space is that of the annotations in trial.codeDir"
+                )
+            return dict(code.space), read_search_space(dict(code.space))[0]
+        if is_beside:
+            self._warn(
+                f"useAnnotation: true finds no annotation that names a hyper-parameter: {beside} is the search space"
+            )
+            return self._search_space()
+        self._refuse(
+            ("useAnnotation",), f"cannot use useAnnotation: true: no annotation in {code_dir} names a hyper-parameter; write "
+            "'''@nni.variable(nni.choice(16, 32), name=size)''' above `size = 16`, or searchSpacePath: search_space.json"
+        )  # fmt: skip
+        return {}, None
+
+    def _see_what_annotation_asks_of_paths(self, code_dir: Path | None, log_dir: Path | None) -> None:
+        """Experiments hold copies of annotated code, and trials find it where they start."""
+        if not self.is_annotated or code_dir is None or log_dir is None:
+            return
+        if log_dir.exists() and log_dir.samefile(code_dir):
+            self._refuse(
+                ("logDir",), f"cannot use logDir: {log_dir} is trial.codeDir, too, of which each experiment keeps a copy; name "
+                "another folder, which may lie in it"
+            )  # fmt: skip
+        command = self._within("trial").get("command")
+        if isinstance(command, str) and str(code_dir) in command:
+            self._warn(
+                f"trial.command names {code_dir}, so trials may run the code there, without chosen values, and not its copy; "
+                "write paths relative to trial.codeDir"
+            )
+
+    def _warn(self, message: str) -> None:
+        # A file of v2 has other words for the keys.
+        self.warnings.append(self.document.mistake((), message).message)
 
     def _code_dir(self) -> Path | None:
         trial = self.raw.get("trial")

@@ -232,16 +232,6 @@ class ExperimentV1(Schema):
                 )
         return names
 
-    @field_validator("use_annotation")
-    @classmethod
-    def _is_not_annotated(cls, asked: bool) -> bool:
-        if asked:
-            raise refusal(
-                "cannot use useAnnotation: true: annotation is not supported yet by this version; describe the "
-                "search space in a JSON file, name it in searchSpacePath and write useAnnotation: false"
-            )
-        return asked
-
     @field_validator("multi_phase", "multi_thread")
     @classmethod
     def _is_off(cls, asked: bool, info: ValidationInfo) -> bool:

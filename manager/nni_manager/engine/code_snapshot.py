@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import os
 import posixpath
-import stat
 import tarfile
 import tempfile
 from collections import Counter
@@ -20,29 +19,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from nni_manager.engine.ignore_file import IGNORE_FILE, IgnoreRules, is_left_out
-from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.config.code_folder import CodeFolder, CodeUnusable, Entry
+from nni_manager.config.ignore_file import IGNORE_FILE
+from nni_manager.errors import TryAgain
 from trial_keeper.wire.workspace import Workspace
 
 # Source: NNI v2.10, which allows a code folder as much.
 MOST_FILES = 2000
 MOST_BYTES = 300 * 2**20
-# A code folder that is somebody's home is not looked at to its end.
-_MOST_LOOKED_AT = 100_000
 # Archives that know only 1980 and later, such as wheels, can be made of the files.
 _TIME_S = 315_532_800
 _TRIES = 3
 _IN_MEMORY_BYTES = 8 * 2**20
 _READ_BYTES = 2**20
+# Paths that a message names.
 _SHOWN = 3
 # A folder is named by its subfolder when nearly all of it lies there.
 _NEARLY_ALL = 0.9
 _DIGEST_LETTERS = 16
 _TEMPORARY = ".code.tar.gz.new"
-
-
-class CodeUnusable(UserMistake):
-    """cannot pack codeDir; name what trials do not need in a file .nniignore there"""
 
 
 class SnapshotNotWritten(TryAgain):
@@ -60,18 +55,6 @@ class Snapshot:
 
     def __str__(self) -> str:
         return f"{self.files} files, {_mib(self.size_bytes)} in {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A member to be. `path` is relative with /, `source` is where its content is read."""
-
-    path: str
-    source: str
-    kind: bytes
-    mode: int
-    size_bytes: int = 0
-    target: str = ""
 
 
 def take_snapshot(code_dir: Path, workspace: Workspace, secret_files: tuple[Path, ...] = ()) -> Snapshot:
@@ -105,9 +88,9 @@ def size_of(code_dir: Path, storage: Path, secret_files: tuple[Path, ...] = ()) 
 
 def _packable(
     code_dir: Path, workspace_root: Path, secret_files: tuple[Path, ...]
-) -> tuple[list[_Entry], int, int, tuple[str, ...]]:
+) -> tuple[list[Entry], int, int, tuple[str, ...]]:
     """The members of a snapshot, how many of them are files, their bytes, and what is left out because it is no file."""
-    scan = _Scan(code_dir, workspace_root, secret_files)
+    scan = CodeFolder(code_dir, (workspace_root,), secret_files)
     entries = scan.entries()
     files = sum(entry.kind != tarfile.DIRTYPE for entry in entries)
     size_bytes = sum(entry.size_bytes for entry in entries)
@@ -116,145 +99,10 @@ def _packable(
     return entries, files, size_bytes, tuple(scan.left_out)
 
 
-# ---- what there is
-
-
-class _Scan:
-    """Walks a code folder."""
-
-    def __init__(self, code_dir: Path, workspace_root: Path, secret_files: tuple[Path, ...]) -> None:
-        self._code_dir = code_dir
-        self._secret_files = {
-            (status.st_dev, status.st_ino) for status in map(os.stat, filter(os.path.exists, secret_files))
-        }
-        self._workspace_root = workspace_root
-        self._entries: list[_Entry] = []
-        self._unreadable: list[str] = []
-        self.left_out: list[str] = []
-        self.is_cut_short = False
-
-    def entries(self) -> list[_Entry]:
-        """What is to be packed, a folder before what it holds.
-
-        Raises:
-            CodeUnusable: see `take_snapshot`.
-        """
-        self._walk(os.fspath(self._code_dir), "", (), ())
-        if self._unreadable:
-            shown = ", ".join(map(repr, self._unreadable[:_SHOWN]))
-            more = f" and {len(self._unreadable) - _SHOWN} more" if len(self._unreadable) > _SHOWN else ""
-            raise CodeUnusable(
-                f"cannot read {shown}{more} in codeDir {self._code_dir}; give yourself the right to read, or name it in "
-                f"{IGNORE_FILE} there"
-            )
-        return self._entries
-
-    def _walk(
-        self,
-        source: str,
-        folder: str,
-        rules: tuple[IgnoreRules, ...],
-        ancestors: tuple[tuple[int, int], ...],
-    ) -> None:
-        try:
-            status = os.stat(source)
-            names = sorted(os.listdir(source), key=os.fsencode)
-        except OSError as error:
-            if not folder:
-                raise CodeUnusable(
-                    f"cannot read codeDir {source}: {error.strerror}; name a folder that you can read"
-                ) from error
-            self._unreadable.append(folder)
-            return
-        identity = (status.st_dev, status.st_ino)
-        if identity in ancestors:
-            raise CodeUnusable(
-                f"cannot pack {folder!r} of codeDir {self._code_dir}: a link on the way there leads to a folder that "
-                f"holds the link; remove it, or name it in {IGNORE_FILE}"
-            )
-        if IGNORE_FILE in names:
-            rules = (*rules, self._read_rules(posixpath.join(source, IGNORE_FILE), folder))
-        for name in names:
-            if len(self._entries) >= _MOST_LOOKED_AT:
-                self.is_cut_short = True
-                return
-            self._look(posixpath.join(source, name), folder + name, rules, (*ancestors, identity))
-
-    def _read_rules(self, source: str, folder: str) -> IgnoreRules:
-        try:
-            text = Path(source).read_text("utf-8-sig", "surrogateescape")
-            return IgnoreRules.of(folder, text)
-        except OSError as error:
-            raise CodeUnusable(
-                f"cannot read {source}: {error.strerror}; give yourself the right to read"
-            ) from error
-        except ValueError as error:
-            raise CodeUnusable(
-                f"cannot use {source}: {error}; write a backslash or ! only before a name"
-            ) from error
-
-    def _look(
-        self, source: str, path: str, rules: tuple[IgnoreRules, ...], ancestors: tuple[tuple[int, int], ...]
-    ) -> None:
-        try:
-            status = os.lstat(source)
-        except OSError:
-            return  # gone since the folder was listed
-        if stat.S_ISLNK(status.st_mode):
-            if is_left_out(rules, path):
-                return
-            target = os.readlink(source)
-            if _stays_inside(path, target):
-                self._entries.append(_Entry(path, source, tarfile.SYMTYPE, 0o777, target=target))
-                return
-            try:
-                status = os.stat(source)
-            except OSError as error:
-                raise CodeUnusable(
-                    f"cannot pack the link {path!r} of codeDir {self._code_dir}: it leads outside, to {target!r}, where there is "
-                    f"nothing; name it in {IGNORE_FILE}, and let the command make it in the container"
-                ) from error
-        if stat.S_ISDIR(status.st_mode):
-            if not is_left_out(rules, path + "/") and not self._is_workspace(source):
-                self._entries.append(_Entry(path, source, tarfile.DIRTYPE, 0o755))
-                self._walk(source, path + "/", rules, ancestors)
-        elif not is_left_out(rules, path):
-            self._look_at_file(source, path, status)
-
-    def _look_at_file(self, source: str, path: str, status: os.stat_result) -> None:
-        if (status.st_dev, status.st_ino) in self._secret_files:
-            return
-        if not stat.S_ISREG(status.st_mode):
-            self.left_out.append(path)
-        elif not os.access(source, os.R_OK):
-            self._unreadable.append(path)
-        else:
-            # The container's user is another one: what may be run here, all may run there.
-            mode = 0o755 if status.st_mode & 0o111 else 0o644
-            self._entries.append(_Entry(path, source, tarfile.REGTYPE, mode, status.st_size))
-
-    def _is_workspace(self, source: str) -> bool:
-        with contextlib.suppress(OSError):
-            return os.path.samefile(source, self._workspace_root)
-        return False
-
-
-def _stays_inside(path: str, target: str) -> bool:
-    """Whether a link at `path` names something below the code folder, whatever the folder itself is called."""
-    if posixpath.isabs(target):
-        return False
-    depth = path.count("/")
-    for part in target.split("/"):
-        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
-        if depth < 0:
-            return False
-    return True
-
-
 # ---- packing
 
 
-def _write(code_dir: Path, entries: list[_Entry], workspace: Workspace) -> Path:
+def _write(code_dir: Path, entries: list[Entry], workspace: Workspace) -> Path:
     temporary = workspace.root / _TEMPORARY
     try:
         try:
@@ -287,7 +135,7 @@ def _write(code_dir: Path, entries: list[_Entry], workspace: Workspace) -> Path:
 
 
 def _feed(
-    code_dir: Path, entries: list[_Entry], add: Callable[[tarfile.TarInfo, IO[bytes] | None], None]
+    code_dir: Path, entries: list[Entry], add: Callable[[tarfile.TarInfo, IO[bytes] | None], None]
 ) -> str:
     """Give every member to `add`; the digest of all."""
     digest = hashlib.sha256(b"1")  # of this way to count
@@ -318,7 +166,7 @@ def _feed(
     return digest.hexdigest()[:_DIGEST_LETTERS]
 
 
-def _steady(code_dir: Path, entry: _Entry, most_bytes: int) -> IO[bytes] | None:
+def _steady(code_dir: Path, entry: Entry, most_bytes: int) -> IO[bytes] | None:
     """The file's content in a copy that nobody changes; None if it is gone."""
     with contextlib.ExitStack() as stack:
         copy: IO[bytes] = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
@@ -365,7 +213,7 @@ def _pieces(content: IO[bytes]) -> Iterator[bytes]:
 # ---- words
 
 
-def _too_much(code_dir: Path, entries: list[_Entry], files: int, size_bytes: int, is_cut_short: bool) -> str:
+def _too_much(code_dir: Path, entries: list[Entry], files: int, size_bytes: int, is_cut_short: bool) -> str:
     at_least = "more than " if is_cut_short else ""
     by_size = size_bytes > MOST_BYTES
     return (
@@ -375,7 +223,7 @@ def _too_much(code_dir: Path, entries: list[_Entry], files: int, size_bytes: int
     )
 
 
-def _largest(entries: list[_Entry], *, by_size: bool) -> str:
+def _largest(entries: list[Entry], *, by_size: bool) -> str:
     """The few paths that most of it lies in, each with what it holds."""
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()

@@ -94,6 +94,16 @@ class ExperimentFolder:
         return self.log / "trials"
 
     @property
+    def generated_code(self) -> Path:
+        """What trials run of a code folder with annotations; there only when it has some."""
+        return self.path / "code"
+
+    @property
+    def annotated_code(self) -> Path:
+        """The files of it that differ in `generated_code`, as their user had them."""
+        return self.path / "code-with-annotations"
+
+    @property
     def jobs(self) -> Path:
         """What the local training service remembers of its jobs."""
         return self.path / "jobs"

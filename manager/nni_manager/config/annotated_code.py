@@ -1,0 +1,130 @@
+"""A code folder with annotations: the search space that it asks for, and its copy that trials run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nni_manager.config.annotations import read_annotations, with_values
+from nni_manager.config.code_folder import CodeFolder, CodeUnusable, Entry
+from nni_manager.config.ignore_file import IGNORE_FILE
+from nni_manager.config.mistakes import Mistake
+from nni_manager.errors import UserMistake
+
+_PYTHON = ".py"
+
+
+class CodeNotCopied(UserMistake):
+    """cannot copy codeDir; free some space in logDir, or choose another"""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedCode:
+    """What the annotations of a code folder come to. `generated` has the new text of each file with annotations, by its path."""
+
+    space: Mapping[str, Any]
+    mistakes: tuple[Mistake, ...]
+    generated: Mapping[str, bytes]
+    entries: tuple[Entry, ...]
+
+
+def read_code(
+    code_dir: Path, shown: Path, excluded: tuple[Path, ...], secret_files: tuple[Path, ...] = ()
+) -> AnnotatedCode:
+    """Read every Python file that `.nniignore` does not leave out. `shown` is the folder as messages name it.
+
+    `excluded`: folders inside it that are no code, such as those of experiments.
+
+    Raises:
+        CodeUnusable: the folder cannot be read, or is too large to be copied.
+    """
+    folder = CodeFolder(code_dir, excluded, secret_files, keeps_links_to_folders=True)
+    entries = tuple(folder.entries())
+    if folder.is_cut_short:
+        raise CodeUnusable(
+            f"cannot copy codeDir {code_dir}: it holds more than {len(entries)} files and folders; name what trials do not "
+            f"need in {IGNORE_FILE} there, or choose a smaller folder"
+        )
+    space: dict[str, Any] = {}
+    files: dict[str, str] = {}  # which of them a key is from
+    mistakes: list[Mistake] = []
+    generated: dict[str, bytes] = {}
+    for entry in entries:
+        if entry.kind != tarfile.REGTYPE or not entry.path.endswith(_PYTHON):
+            continue
+        file = os.fsencode(shown / entry.path).decode(errors="replace")
+        found = read_annotations(_content(entry), module_of(entry.path), file)
+        mistakes += found.mistakes
+        if found.generated is not None:
+            generated[entry.path] = found.generated
+        for key, parameter in found.space.items():
+            if space.setdefault(key, parameter) != parameter:
+                message = (
+                    f"cannot use {key}: {files[key]} gives it other values, and both files are the module "
+                    f"{module_of(entry.path)}; rename one of the files"
+                )
+                mistakes.append(Mistake(file, None, None, "", message))
+            files.setdefault(key, entry.path)
+    return AnnotatedCode(space, tuple(mistakes), generated, entries)
+
+
+def module_of(path: str) -> str:
+    """The dotted name by which keys of the search space name a file of the code folder."""
+    return path.removesuffix(_PYTHON).replace("/", ".")
+
+
+def write_copy(code: AnnotatedCode, copy: Path, annotated: Path) -> None:
+    """Make `copy`, a folder of the code as trials run it, and `annotated`, with those files that differ as their user has them.
+
+    A file without annotations is copied byte for byte.
+
+    Raises:
+        CodeNotCopied: something could not be read or written.
+    """
+    try:
+        for folder in (copy, annotated):
+            folder.mkdir()
+        for entry in code.entries:
+            place = copy / entry.path
+            if entry.kind == tarfile.DIRTYPE:
+                place.mkdir()
+            elif entry.kind == tarfile.SYMTYPE:
+                place.symlink_to(entry.target)
+            elif entry.path not in code.generated:
+                shutil.copy2(entry.source, place)
+            else:
+                # Not its time: what Python compiled from the user's file would pass for this one's.
+                place.write_bytes(code.generated[entry.path])
+                shutil.copymode(entry.source, place)
+                original = annotated / entry.path
+                original.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(entry.source, original)
+    except OSError as error:
+        raise CodeNotCopied(
+            f"cannot copy codeDir to {copy}: {error.filename}: {error.strerror}; free some space in logDir or choose another, "
+            "and leave the code alone meanwhile"
+        ) from error
+
+
+def files_with_values(annotated: Path, parameters: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files that `write_copy` left in `annotated`, by path, with a trial's values in the place of their own.
+
+    Raises:
+        ValueMissing: the trial does not have a value for each annotation.
+    """
+    paths = sorted(path.relative_to(annotated).as_posix() for path in annotated.rglob(f"*{_PYTHON}"))
+    return {path: with_values((annotated / path).read_bytes(), module_of(path), parameters) for path in paths}
+
+
+def _content(entry: Entry) -> bytes:
+    try:
+        return Path(entry.source).read_bytes()
+    except OSError as error:
+        raise CodeUnusable(
+            f"cannot read {entry.source}: {error.strerror}; give yourself the right to read, or name it in {IGNORE_FILE}"
+        ) from error

@@ -1,0 +1,602 @@
+"""Annotations: strings in training code that say what may vary and what is reported.
+
+    '''@nni.variable(nni.choice(16, 32), name=size)'''       the next statement assigns `size`: a chosen value instead of its own
+    '''@nni.function_choice(f(x), g(x), name=f)'''           calls of `f` in the next statement: a chosen one instead
+    '''@nni.get_next_parameter()'''                          this call, in the place of the string
+    '''@nni.report_intermediate_result(loss)'''
+    '''@nni.report_final_result(accuracy)'''
+
+From a file's text come the search space that it asks for, and the same text with these places changed: no other byte is, no
+comment is lost, and no line moves but for the import that a file needs which begins with a `def` or the like. The strings of the
+first two stay, so that a reader of the new code sees what a value came from.
+
+No I/O. Source: NNI v2.0, the annotation tool and its documentation.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import math
+import re
+import tokenize
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.config.mistakes import Mistake, remedy_for_unknown
+from nni_manager.config.search_space import TYPES, read_search_space
+from nni_manager.errors import UserMistake
+
+_MARK = "@nni."
+_EXPANDED = {"get_next_parameter": 0, "report_intermediate_result": 1, "report_final_result": 1}
+"""Annotations that stand for a call, and how many values each is given."""
+_KNOWN = ("variable", "function_choice", *_EXPANDED)
+_ARCHITECTURE_SEARCH = ("mutable_layers", "training_update")
+_EXAMPLES = {
+    "variable": "'''@nni.variable(nni.choice(16, 32), name=size)'''",
+    "function_choice": "'''@nni.function_choice(f(x), g(x), name=f)'''",
+    "get_next_parameter": "'''@nni.get_next_parameter()'''",
+    "report_intermediate_result": "'''@nni.report_intermediate_result(loss)'''",
+    "report_final_result": "'''@nni.report_final_result(accuracy)'''",
+}
+_NEWLINE = re.compile(rb"\r\n|\r|\n")
+_RUNTIME = "nni_sdk.annotated"
+# What a parser raises: the others are of texts with NUL, and of texts that are nested too deeply.
+_NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
+class ValueMissing(UserMistake):
+    """cannot fill in the values of a trial; choose a trial that has one for each annotation"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One option of a choice: what the search space holds for it, and the code that takes its place."""
+
+    value: Any
+    code: str
+    is_literal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Choosing:
+    """Bytes of the text that a chosen value replaces. Without `options` the parameter itself is that value."""
+
+    start: int
+    end: int
+    key: str
+    options: tuple[_Option, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the parameter's value is what the code needs, whichever option it is."""
+        return all(option.is_literal for option in self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Calling:
+    """The bytes of an annotation that a call of the SDK replaces."""
+
+    start: int
+    end: int
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    start: int
+    end: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedSource:
+    """What the annotations of one file come to.
+
+    `space` is NNI's JSON of a search space, by keys `<module>/<name>/<type>`. `mistakes` are all of the file; `generated` is the
+    code that trials run, None where there is no annotation (the file is to be taken as it is) or a mistake.
+    """
+
+    space: Mapping[str, Any]
+    mistakes: tuple[Mistake, ...]
+    generated: bytes | None
+
+
+def read_annotations(source: bytes, module: str, file: str) -> AnnotatedSource:
+    """Read one Python file. `module` is its dotted name in the code folder; `file` names it in messages."""
+    reader = _Reader(source, module, file)
+    generated = None if reader.mistakes or not reader.is_annotated else reader.rewritten_for_trials()
+    return AnnotatedSource(reader.space, tuple(reader.mistakes), None if reader.mistakes else generated)
+
+
+def with_values(source: bytes, module: str, parameters: Mapping[str, Any]) -> bytes:
+    """Annotated code with a trial's values in the place of its own; annotations stay as they are.
+
+    Raises:
+        ValueMissing: the trial has no value for an annotation, or one that the annotation does not offer.
+    """
+    reader = _Reader(source, module, module)
+    if reader.mistakes:
+        raise ValueMissing(str(reader.mistakes[0]))
+    edits = [_Edit(site.start, site.end, _value_of(site, parameters)) for site in reader.choosing]
+    try:
+        return reader.rewritten(edits)
+    except UnicodeEncodeError as error:
+        raise ValueMissing(f"cannot write {module} as {error.encoding}; save it as UTF-8") from error
+
+
+def _value_of(site: _Choosing, parameters: Mapping[str, Any]) -> str:
+    if site.key not in parameters:
+        raise ValueMissing(
+            f"cannot fill in {site.key}: the trial has no value for it; choose a trial of this search space"
+        )
+    value = parameters[site.key]
+    for option in site.options:
+        if _same_option(option.value, value):
+            return option.code
+    if site.is_plain:
+        return ascii(value)
+    raise ValueMissing(f"cannot fill in {site.key}: {value!r} is none of its options; choose another trial")
+
+
+def _same_option(left: Any, right: Any) -> bool:
+    """Whether both are one option; Python holds True equal to 1."""
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+
+
+class _Wrong(Exception):
+    """One annotation cannot be used; the rest of the file is read on."""
+
+    def __init__(self, line: int, what: str, remedy: str) -> None:
+        super().__init__(f"cannot use {what}; {remedy}")
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An annotation whose target is the next statement. `name` None: the annotation does not say which."""
+
+    node: ast.Constant
+    kind: str
+    options: list[ast.expr]
+    name: str | None
+
+
+class _Reader:
+    """One pass over one file, which collects the places to change and what is wrong."""
+
+    def __init__(self, source: bytes, module: str, file: str) -> None:
+        self._source = source
+        self._module = module
+        self._file = file
+        self.mistakes: list[Mistake] = []
+        self.space: dict[str, Any] = {}
+        self.choosing: list[_Choosing] = []
+        self._calling: list[_Calling] = []
+        self._encoding = "utf-8"
+        self._text = b""  # in UTF-8, which is what positions of the syntax tree count
+        self._line_starts = [0]
+        self._body: list[ast.stmt] = []
+        # Files that need no change are taken as they are, in whatever Python they are written.
+        if _MARK.encode() in source:
+            with self._noting():
+                self._decode()
+                self._parse()
+                self._read_block(self._body)
+                self._see_that_nothing_runs_before_future_imports()
+
+    @property
+    def is_annotated(self) -> bool:
+        """Whether anything is to be changed."""
+        return bool(self.choosing or self._calling)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except _Wrong as wrong:
+            self._note(wrong.line, str(wrong))
+        except RecursionError:
+            self._note(
+                1, "cannot use this file: it is nested too deeply; split its longest expression or elif chain"
+            )
+
+    def _note(self, line: int, message: str) -> None:
+        self.mistakes.append(Mistake(self._file, line, None, "", message))
+
+    # ---- the text
+
+    def _decode(self) -> None:
+        try:
+            self._encoding, _ = tokenize.detect_encoding(io.BytesIO(self._source).readline)
+            text = self._source.decode(self._encoding)
+            if text.encode(self._encoding) != self._source:
+                raise _Wrong(
+                    1, f"this file: it cannot be written as {self._encoding} again", "save it as UTF-8"
+                )
+            self._text = text.encode()
+        except SyntaxError as error:  # of the declaration; bytes that are not UTF-8 are told so, too
+            remedy = "save it as UTF-8, or declare its encoding in line 1"
+            raise _Wrong(1, f"this file: {error.msg}", remedy) from error
+        except UnicodeDecodeError as error:
+            line = len(_NEWLINE.findall(self._source, 0, error.start)) + 1
+            what = f"this file: byte {error.start} is not {self._encoding}"
+            raise _Wrong(line, what, "save it as it is declared, or as UTF-8") from error
+        except (UnicodeError, LookupError) as error:  # a codec that is not for text
+            what = f"this file: {self._encoding} is no encoding of Python code"
+            raise _Wrong(1, what, "save it as UTF-8, and declare that") from error
+        self._line_starts += [found.end() for found in _NEWLINE.finditer(self._text)]
+
+    def _parse(self) -> None:
+        try:
+            self._body = _syntax_tree(self._text.decode()).body
+        except _NOT_PYTHON as error:
+            line = (isinstance(error, SyntaxError) and error.lineno) or 1
+            remedy = "mend it, or name it in .nniignore if no trial needs it"
+            raise _Wrong(line, f"this file: it is not Python ({_why(error)})", remedy) from error
+
+    def _offset(self, line: int, column: int) -> int:
+        return self._line_starts[line - 1] + column
+
+    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno, node.end_col_offset)
+
+    # ---- annotations and their targets
+
+    def _read_block(self, statements: list[ast.stmt]) -> None:
+        waiting: _Waiting | None = None
+        for statement in statements:
+            if not _is_annotation(statement):
+                self._read_blocks_in(statement)
+                if waiting is not None:
+                    with self._noting():
+                        self._apply(waiting, statement)
+                waiting = None
+                continue
+            with self._noting():
+                _refuse_untargeted(waiting, "above another annotation")
+            waiting = None
+            with self._noting():
+                assert isinstance(statement, ast.Expr)
+                waiting = self._annotation(statement.value)
+        with self._noting():
+            _refuse_untargeted(waiting, "at the end of a block")
+
+    def _read_blocks_in(self, node: ast.AST) -> None:
+        for _, value in ast.iter_fields(node):
+            if not isinstance(value, list) or not value:
+                continue
+            if isinstance(value[0], ast.stmt):
+                self._read_block(value)
+            elif isinstance(value[0], ast.ExceptHandler | ast.match_case):
+                for each in value:
+                    self._read_blocks_in(each)
+
+    def _annotation(self, node: ast.expr) -> _Waiting | None:
+        """Note what one annotation asks for by itself; what it asks of the next statement, if it does."""
+        if not isinstance(node, ast.Constant):
+            remedy = "remove the f: names in an annotation need no braces"
+            raise _Wrong(node.lineno, "an f-string as annotation", remedy)
+        kind, call = _call_in(node)
+        example = f"write e.g. {_EXAMPLES[kind]}"
+        if any(isinstance(each, ast.Starred) for each in call.args):
+            raise _Wrong(node.lineno, f"@nni.{kind} with a *: options must be written out", example)
+        if kind in _EXPANDED:
+            if call.keywords or len(call.args) != _EXPANDED[kind]:
+                wanted = "one value, and no name" if _EXPANDED[kind] else "nothing"
+                raise _Wrong(node.lineno, f"@nni.{kind} so: it takes {wanted}", example)
+            values = ", ".join(map(ast.unparse, call.args))
+            self._calling.append(_Calling(*self._span(node), f"{kind}({values})"))
+            return None
+        if not call.args:
+            raise _Wrong(node.lineno, f"@nni.{kind} without options", example)
+        return _Waiting(node, kind, call.args, _name_in(node, kind, call.keywords))
+
+    def _apply(self, waiting: _Waiting, target: ast.stmt) -> None:
+        if waiting.kind == "variable":
+            self._replace_value(waiting, target)
+        else:
+            self._replace_calls(waiting, target)
+
+    def _replace_value(self, waiting: _Waiting, target: ast.stmt) -> None:
+        """`@nni.variable`: the right-hand side of an assignment."""
+        line, there = waiting.node.lineno, f"line {target.lineno}"
+        value = _assigned_value(waiting, target)
+        if len(waiting.options) > 1:
+            raise _Wrong(
+                line, "@nni.variable with several sets of values", f"write e.g. {_EXAMPLES['variable']}"
+            )
+        values = waiting.options[0]
+        word = _nni_name(values.func) if isinstance(values, ast.Call) else None
+        if not isinstance(values, ast.Call) or word not in TYPES:
+            given = ast.unparse(values.func).removeprefix("nni.") if isinstance(values, ast.Call) else ""
+            remedy = remedy_for_unknown(given and f"nni.{given}", [f"nni.{each}" for each in TYPES])
+            what = f"@nni.variable for {there}: {ast.unparse(values)} is no set of values"
+            raise _Wrong(line, what, remedy)
+        if values.keywords or any(isinstance(each, ast.Starred) for each in values.args):
+            raise _Wrong(
+                line, f"{ast.unparse(values)}: its values must be written out", f"write e.g. {_EXAMPLES['variable']}"
+            )  # fmt: skip
+        options = tuple(_option(each) for each in values.args)
+        if word == "choice":
+            self._add(waiting, word, options, [value])
+            return
+        for option in options:
+            if isinstance(option.value, bool) or not isinstance(option.value, int | float):
+                what = f"nni.{word}: {option.code} is not a number"
+                raise _Wrong(line, what, "write numbers such as 10 or 1e-4, or use nni.choice")
+        self._add(waiting, word, options, [value])
+
+    def _replace_calls(self, waiting: _Waiting, target: ast.stmt) -> None:
+        """`@nni.function_choice`: calls of the named function, and calls that are one of the options as it stands."""
+        dumps = {ast.dump(each) for each in waiting.options}
+
+        def is_meant(call: ast.Call) -> bool:
+            return ast.unparse(call.func) == waiting.name or ast.dump(call) in dumps
+
+        # A call that an annotation further inside replaces is not there any more.
+        free = []
+        for call, is_in_text in _calls(target, is_meant):
+            if is_in_text:
+                raise _Wrong(
+                    waiting.node.lineno, f"@nni.function_choice for a call in an f-string, in line {target.lineno}",
+                    "give the call a line of its own, and its result a name for the f-string",
+                )  # fmt: skip
+            start, end = self._span(call)
+            if not any(site.start < end and start < site.end for site in self.choosing):
+                free.append(call)
+        if not free:
+            wanted = f"a call of {waiting.name}" if waiting.name else "any of its options"
+            raise _Wrong(
+                waiting.node.lineno, f"@nni.function_choice: line {target.lineno}, the next statement, does not have {wanted}",
+                "write the annotation right above the call",
+            )  # fmt: skip
+        options = tuple(_option(each, in_expression=True) for each in waiting.options)
+        self._add(waiting, waiting.kind, options, free)
+
+    def _add(
+        self, waiting: _Waiting, word: str, options: tuple[_Option, ...], replaced: Sequence[ast.expr]
+    ) -> None:
+        """Note one hyper-parameter and the places that take its value."""
+        line, is_choice = waiting.node.lineno, word not in TYPES or word == "choice"
+        name = waiting.name or f"__line{line}"
+        key = f"{self._module}/{name}/{word}"
+        entry = {"_type": "choice" if is_choice else word, "_value": [option.value for option in options]}
+        codes: dict[str, str] = {}
+        for option in options:
+            if codes.setdefault(json.dumps(option.value), option.code) != option.code:
+                what = f"{key}: the text {option.value!r} and the expression {option.value} are one in the search space"
+                raise _Wrong(line, what, "write one of them differently")
+        for _, message in read_search_space({key: entry})[1]:
+            self._note(line, message)
+        if self.space.setdefault(key, entry) != entry:
+            remedy = "give both the same values, or one of the two another name"
+            raise _Wrong(line, f"{key}: another annotation gives {name} other values", remedy)
+        for node in replaced:
+            self.choosing.append(_Choosing(*self._span(node), key, options if is_choice else ()))
+
+    def _see_that_nothing_runs_before_future_imports(self) -> None:
+        if any(map(_is_future_import, self._body)) and self._is_a_call(self._body[0]):
+            raise _Wrong(
+                1,
+                "an annotation above `from __future__ import`: nothing may run before that",
+                "write it below",
+            )
+
+    def _is_a_call(self, statement: ast.stmt) -> bool:
+        """Whether a statement is an annotation that a call takes the place of."""
+        start, end = self._span(statement)
+        return _is_annotation(statement) and any(start <= each.start < end for each in self._calling)
+
+    # ---- the new text
+
+    def rewritten_for_trials(self) -> bytes | None:
+        """The code that trials run; None after a mistake that only shows here."""
+        alias = "_nni"
+        while alias.encode() in self._text:
+            alias += "_"
+        edits = [_Edit(site.start, site.end, _choosing_code(site, alias)) for site in self.choosing]
+        edits += [_Edit(each.start, each.end, f"{alias}.{each.call}") for each in self._calling]
+        try:
+            source = self.rewritten([self._import(alias), *edits])
+            _syntax_tree(source.decode(self._encoding))
+        except UnicodeEncodeError as error:
+            what = f"this file: {error.object[error.start]!r} is not in {self._encoding}"
+            self._note(1, f"cannot use {what}; save it as UTF-8")
+        except _NOT_PYTHON as error:
+            line = (isinstance(error, SyntaxError) and error.lineno) or 1
+            self._note(
+                line, f"cannot use the annotation of this statement: what it makes is not Python ({_why(error)}); give the "
+                "statement and its annotation lines of their own",
+            )  # fmt: skip
+        else:
+            return source
+        return None
+
+    def rewritten(self, edits: list[_Edit]) -> bytes:
+        """The text with these changes, in its own encoding.
+
+        Raises:
+            UnicodeEncodeError: that does not have a character of a change.
+        """
+        found = _NEWLINE.search(self._text)
+        newline = b"\n" if found is None else found.group()
+        pieces, at = [], 0
+        for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
+            code = edit.code.encode().replace(b"\n", newline)
+            lines = len(_NEWLINE.findall(self._text, edit.start, edit.end)) - len(_NEWLINE.findall(code))
+            if lines > 0:
+                code = b"(%s%s)" % (code, newline * lines)  # so that no line moves
+            pieces += [self._text[at : edit.start], code]
+            at = edit.end
+        text = b"".join([*pieces, self._text[at:]])
+        return text.decode().encode(self._encoding) if edits else self._source
+
+    def _import(self, alias: str) -> _Edit:
+        """The import of what generated code calls: after the docstring and what is imported from the future."""
+        statement = f"import {_RUNTIME} as {alias}"
+        last = None
+        for number, each in enumerate(self._body):
+            is_docstring = number == 0 and _text_of(each) is not None and not self._is_a_call(each)
+            if not is_docstring and not _is_future_import(each):
+                break
+            last = each
+        if last is not None:
+            _, end = self._span(last)
+            return _Edit(end, end, f"; {statement}")
+        first = self._body[0]
+        if not hasattr(first, "body") and not hasattr(first, "cases"):
+            start, _ = self._span(first)
+            return _Edit(start, start, f"{statement}; ")
+        # What has a block cannot share its line.
+        line = min(node.lineno for node in [first, *getattr(first, "decorator_list", [])])
+        start = self._offset(line, 0)
+        return _Edit(start, start, f"{statement}\n")
+
+
+def _choosing_code(site: _Choosing, alias: str) -> str:
+    key = ascii(site.key)
+    if site.is_plain:
+        return f"{alias}.parameter({key})"
+    # Not a mapping of lambdas, which in a class would not see its names: only the chosen option is evaluated here as well.
+    tests = [f"{option.code} if {alias}.takes({key}, {option.value!a})" for option in site.options]
+    return f"({' else '.join([*tests, f'{alias}.no_option({key})'])})"
+
+
+# ---- syntax trees
+
+
+def _syntax_tree(text: str, mode: str = "exec") -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the user's code, such as "\d"; Python says so when it runs
+        return ast.parse(text, mode=mode)
+
+
+def _why(error: Exception) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
+
+
+def _refuse_untargeted(waiting: _Waiting | None, where: str) -> None:
+    if waiting is not None:
+        remedy = "write it right above the statement that it is for"
+        raise _Wrong(waiting.node.lineno, f"@nni.{waiting.kind} {where}: it has no target there", remedy)
+
+
+def _call_in(node: ast.Constant) -> tuple[str, ast.Call]:
+    """The call that an annotation is, and of which kind."""
+    text = str(node.value).removeprefix("@").strip()
+    try:
+        expression = _syntax_tree(text, "eval").body
+    except _NOT_PYTHON as error:
+        at = (error.lineno or 1) - 1 if isinstance(error, SyntaxError) else 0
+        line = min(node.lineno + at, node.end_lineno or node.lineno)
+        raise _Wrong(line, f"this annotation: it is not Python ({_why(error)})", "mend it") from error
+    kind = _nni_name(expression.func) if isinstance(expression, ast.Call) else None
+    word = kind or re.split(r"\W", text.removeprefix("nni."), maxsplit=1)[0]
+    if word in _ARCHITECTURE_SEARCH:
+        remedy = "use @nni.function_choice"
+        raise _Wrong(node.lineno, f"@nni.{word}: architecture search is not supported", remedy)
+    if word not in _KNOWN:
+        remedy = remedy_for_unknown(word, _KNOWN)
+        raise _Wrong(node.lineno, f"@nni.{word}: there is no such annotation", remedy)
+    if kind is None:
+        remedy = f"write e.g. {_EXAMPLES[word]}"
+        raise _Wrong(node.lineno, f"@nni.{word}: an annotation is one call, and nothing else", remedy)
+    return kind, expression
+
+
+def _name_in(node: ast.Constant, kind: str, keywords: list[ast.keyword]) -> str | None:
+    """What `name=` names, as the code has it."""
+    wrong = [str(each.arg or "**") for each in keywords if each.arg != "name"]
+    if wrong:
+        what = f"@nni.{kind} with {', '.join(wrong)}: it takes options and a name"
+        raise _Wrong(node.lineno, what, f"write e.g. {_EXAMPLES[kind]}")
+    if not keywords:
+        return None
+    name = ast.unparse(keywords[0].value)
+    if not isinstance(keywords[0].value, ast.Name | ast.Attribute | ast.Subscript):
+        noun = "variable" if kind == "variable" else "function"
+        what = f"@nni.{kind} with name={name}: it is not the name of a {noun}"
+        raise _Wrong(node.lineno, what, "write the name as the code has it, without quotes")
+    return name
+
+
+def _assigned_value(waiting: _Waiting, target: ast.stmt) -> ast.expr:
+    """The right-hand side that `@nni.variable` replaces."""
+    line, name, there = waiting.node.lineno, waiting.name, f"line {target.lineno}"
+    targets = target.targets if isinstance(target, ast.Assign) else []
+    if isinstance(target, ast.AnnAssign) and target.value is not None:
+        targets = [target.target]
+    assigned = [ast.unparse(each) for each in targets]
+    if not assigned:
+        what = f"@nni.variable: {there}, the next statement, does not assign a value"
+        raise _Wrong(line, what, f"write `{name or 'size'} = ...` there")
+    if len(assigned) > 1:
+        what = f"@nni.variable: {there} assigns {' and '.join(assigned)} at once"
+        raise _Wrong(line, what, "give each an assignment of its own")
+    if name is not None and assigned[0] != name:
+        what = f"@nni.variable with name={name}: {there} assigns {assigned[0]}"
+        remedy = f"write name={assigned[0]}, or the annotation right above the assignment of {name}"
+        raise _Wrong(line, what, remedy)
+    assert isinstance(target, ast.Assign | ast.AnnAssign)
+    assert target.value is not None
+    return target.value
+
+
+def _text_of(statement: ast.stmt) -> str | None:
+    """The text of a statement that is a string and nothing else."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _is_annotation(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.JoinedStr):
+        first = statement.value.values[:1]
+        return bool(first) and isinstance(first[0], ast.Constant) and str(first[0].value).startswith(_MARK)
+    return (_text_of(statement) or "").startswith(_MARK)
+
+
+def _is_future_import(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+
+
+def _nni_name(function: ast.expr) -> str | None:
+    """`x` of `nni.x`."""
+    is_ours = (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "nni"
+    )
+    return function.attr if isinstance(function, ast.Attribute) and is_ours else None
+
+
+def _option(node: ast.expr, *, in_expression: bool = False) -> _Option:
+    """An option as the search space has it: a JSON scalar as itself, any other expression as its source text."""
+    code = ast.unparse(node)
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        value = ...
+    is_scalar = value is None or isinstance(value, str | int | float)
+    if is_scalar and not (isinstance(value, float) and not math.isfinite(value)):
+        return _Option(value, code, is_literal=True)
+    binds_tightly = isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
+    return _Option(code, code if binds_tightly or not in_expression else f"({code})", is_literal=False)
+
+
+def _calls(node: ast.AST, is_meant: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, bool]]:
+    """The outermost calls that are meant, and whether each is in an f-string, where nothing can be replaced."""
+    waiting = [(node, False)]
+    while waiting:
+        each, is_in_text = waiting.pop()
+        if isinstance(each, ast.Call) and is_meant(each):
+            yield each, is_in_text
+            continue
+        is_in_text = is_in_text or isinstance(each, ast.JoinedStr)
+        waiting += [(child, is_in_text) for child in ast.iter_child_nodes(each)]
