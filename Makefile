@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test faults check fix proto bench images
+.PHONY: help demo test faults hostile check fix proto bench images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 
 test: .venv/.installed-test ## run all tests
 	pytest -n 2 --dist loadgroup
+
+hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connections at once
+	HOSTILE_CONNECTIONS=10000 pytest tests/integration -k hostile
 
 faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them
 	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20))

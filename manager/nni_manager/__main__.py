@@ -193,7 +193,8 @@ def _log_to(folder: ExperimentFolder, level: str) -> None:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     # Their tracebacks of lost connections are no news for anybody.
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # And what is no HTTP is a stranger's, who could fill the disk with it.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     # Says every address it asks, and those of logs hold a token.
     logging.getLogger("urllib3").setLevel(logging.WARNING)
 

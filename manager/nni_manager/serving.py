@@ -89,6 +89,16 @@ class _Connection(H11Protocol):
         elif self._deadline is None:
             self._deadline = self.loop.call_later(REQUEST_WITHIN_S, self.transport.abort)
 
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP, perhaps in the middle of a request: this is its answer, and not what the application says."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+        super().send_400_response(msg)
+
     def _stop_waiting(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()

@@ -218,6 +218,11 @@ class FakeManager:
 
     # ---- for the servicer, in the loop's thread
 
+    most_streams_of_job = 100
+
+    def check_token(self, job_id: str, token: str) -> None:
+        """Nothing: `admit` looks at the token, so that a Hello that is refused is seen as well."""
+
     def admit(self, hello: Hello, job_id: str, token: str) -> Connection | ProbeSession:
         """Let a keeper in, or raise what the test wants."""
         with self._changed:

@@ -143,6 +143,43 @@ def test_what_fails_for_the_moment_is_tried_again_and_shown_and_costs_no_trial(
     play(scenario)
 
 
+class Slow(Void):
+    """Has begun a job long before it answers."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.may_answer = asyncio.Event()
+        self.has_answered = asyncio.Event()
+        self.stopped = []
+
+    async def stop(self, job_id):
+        self.stopped.append(job_id)
+        return True
+
+    async def submit(self, settings):
+        await super().submit(settings)
+        await self.may_answer.wait()
+        self.has_answered.set()
+
+
+def test_a_keeper_that_is_there_before_its_job_is_known_to_be_submitted_goes_on(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Slow)
+        await start(engine)
+        await service.submitted.wait()
+        (trial,) = engine.experiment.trials.values()
+        engine.post(AttemptStarted(AttemptKey(trial.trial_id, 0, "main-0"), 1.0))
+        service.may_answer.set()
+        await service.has_answered.wait()
+        await engine.commits.add([])
+        assert (states(engine), service.stopped) == (["RUNNING"], [])
+        await engine.close()
+
+    play(scenario)
+
+
 class Refusing(Void):
     """Will never take a job."""
 

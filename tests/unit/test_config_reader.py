@@ -307,7 +307,7 @@ def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):
         ("a: &a [*a]\n", "experiment.yml:1: cannot read experiment.yml: an anchor contains itself"),
         ("a: 2024-99-99\n", "experiment.yml: cannot read experiment.yml: month must be in 1..12"),
         ("a: \x07\n", "experiment.yml: cannot read experiment.yml: unacceptable character"),
-        ("a: " + "[" * 5000, "experiment.yml: cannot read experiment.yml: it is nested too deeply"),
+        ("a: " + "[" * 5000, "experiment.yml:1: cannot read experiment.yml: more than 100 levels deep"),
         (b"a: 1\nb: \xff\n", "experiment.yml:2: cannot read experiment.yml: byte 8 is not UTF-8"),
     ],
 )

@@ -174,6 +174,16 @@ def test_however_the_bytes_are_cut_and_repeated_the_records_are_the_same(
     assert [commit.offset for commit in commits[1:]] == [commit.new_offset for commit in commits[:-1]]
 
 
+def test_behind_the_end_of_an_attempt_nothing_is_taken(a_receiver) -> None:
+    receiver = a_receiver()
+    receiver.take(STDOUT, 0, b"hel")
+    receiver.end({METRICS: len(FIRST), STDOUT: 5})
+    assert values(receiver.take(METRICS, 0, FIRST + SECOND)) == ["0.0"]
+    assert receiver.take(STDOUT, 3, b"lo, and more") == [Commit(KEY, STDOUT, 3, 5, data=b"lo")]
+    assert receiver.take(STDOUT, 5, b"and more") == []
+    assert receiver.take(METRICS, len(FIRST), SECOND) == []
+
+
 def test_many_records_are_several_commits_that_follow_each_other(a_receiver) -> None:
     litter = b"not a record\n"
     one = FIRST * (RECORDS_AT_ONCE // 2) + litter

@@ -184,3 +184,14 @@ def test_an_attempt_that_is_told_again_keeps_what_it_has(a_trial) -> None:
     trial = a_trial(state=R, attempt=0, final="1", value=1.0, intermediate_count=4)
     trial.began(FIRST, 110.0, 10.0)
     assert (trial.final, trial.value, trial.intermediate_count) == ("1", 1.0, 4)
+
+
+def test_a_task_has_delivered_when_its_end_is_told_and_nothing_is_missing(a_trial):
+    trial = a_trial()
+    trial.began(FIRST, 1.0)
+    assert not trial.has_delivered(FIRST)
+    trial.ended_in(an_end())
+    assert not trial.has_delivered(FIRST)
+    trial.undelivered.discard(FIRST.task)
+    assert trial.has_delivered(FIRST)
+    assert not trial.has_delivered(SECOND)

@@ -1,6 +1,9 @@
 """Templates say what OpenPAI's say, in both stages, but for what is broken there."""
 
+import contextlib
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,46 @@ def filled_or_refused(text):
 def test_a_text_without_tags_is_left_alone_but_for_the_space_around_it(text):
     assert fill_at_submission(text, {}).text == text.strip()
     assert fill_secrets(text, {"a": 1}).text == text
+
+
+BLANKS = 100_000
+FAST_S = 5  # what is quadratic takes minutes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * BLANKS,
+        "<%" + " " * BLANKS,
+        "<% $a" + " " * BLANKS,
+        "<% $secrets" + " " * BLANKS,
+        "<% $secrets.a" + " " * BLANKS + "%>",
+        "<% $a.b" + " " * BLANKS + "% >",
+        "<% {$a" + " " * BLANKS + "}%",
+        "<%" * BLANKS,
+        "<% $a " * BLANKS,
+        "<% $secrets " * BLANKS,
+        "<% $a[" * BLANKS + "%>",
+        "<% $a[" + " " * BLANKS + "0] %>",
+        "<% $a" + ".b" * BLANKS + " %>",
+        "<% $a." + "9" * BLANKS + " %>",
+        "\n" * BLANKS + "<% # %>",
+    ],
+    ids=lambda text: repr(text[:14]),
+)
+def test_the_time_a_text_takes_grows_as_it_does(text):
+    began_s = time.process_time()
+    for fill in (fill_at_submission, fill_secrets, fill_parameter):
+        with contextlib.suppress(TemplateInvalid):
+            fill(text, {"$a": ["x"], "$secrets": {"a": "x"}})
+    assert time.process_time() - began_s < FAST_S
+
+
+@given(st.text(alphabet="<%> \n$ax.0[]s", max_size=30) | st.text(alphabet="<%> $a", max_size=60))
+def test_references_are_found_where_a_plain_pattern_finds_them(text):
+    # Right, and slow: what the search is to be equal to.
+    pattern = re.compile(r"<%\s*(?P<name>\$[\s\S]*?)\s*%>")
+    values = {"$a": "1", "$ax": "2"}
+    by_pattern = pattern.sub(lambda match: values.get(match["name"], match[0]), text)
+    assert fill_parameter(text, values).text == by_pattern
+    assert list(fill_parameter(text, {}).unknown) == [match["name"] for match in pattern.finditer(text)]

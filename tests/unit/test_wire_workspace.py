@@ -1,6 +1,7 @@
 """Paths and documents of a workspace."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
+from trial_keeper.wire.messages import LARGEST_SIZE, LATEST_S, AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import (
     DocumentInvalid,
@@ -26,7 +27,7 @@ from trial_keeper.wire.workspace import (
 
 WORKSPACE = Workspace(Path("/mnt/exp"))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
-TIMES = st.floats(0, 1e11, exclude_max=True)
+TIMES = st.floats(0, LATEST_S)
 MANAGER_DOCUMENTS = st.builds(
     ManagerDocument, TEXT, TEXT, st.lists(TEXT, min_size=1).map(tuple), st.none() | TEXT
 )
@@ -46,7 +47,7 @@ ENDS = st.builds(
     st.integers(0, 255),
     TIMES,
     TIMES,
-    st.dictionaries(st.sampled_from(Stream), st.integers(0)),
+    st.dictionaries(st.sampled_from(Stream), st.integers(0, LARGEST_SIZE)),
     TEXT,
 )
 READERS: dict[str, Callable[[bytes], object]] = {
@@ -249,6 +250,29 @@ def test_a_missing_field_is_named(name: str) -> None:
 def test_what_is_no_json_object_is_invalid(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid):
         READERS[name](content)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("exit_code", 2**31),
+        ("exit_code", 10**400),
+        ("started_at_s", math.nan),
+        ("ended_at_s", math.inf),
+        ("ended_at_s", -1.0),
+        ("ended_at_s", 10**400),
+        ("final_sizes", {"metrics": -1}),
+        ("final_sizes", {"metrics": 2**63}),
+        ("final_sizes", [["metrics", 1]]),
+        ("reason", ["succeeded"]),
+        ("message", "half of a pair: \ud800"),
+        ("trial_id", "\udfff"),
+    ],
+)
+def test_an_end_that_cannot_be_stored_is_invalid(field: str, value: object) -> None:
+    sample = json.loads(SAMPLES["exit.json"]) | {field: value}
+    with pytest.raises(DocumentInvalid, match=r"cannot read exit\.json"):
+        exit_from_bytes(json.dumps(sample).encode())
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -1,14 +1,32 @@
-"""Messages to protobuf and back. The only module that touches generated code."""
+"""Messages to protobuf and back. The only module that touches generated code.
 
+What comes from a peer may be anything. A message is read whole or refused: everything in it can be stored, named and shown.
+"""
+
+import math
 from collections.abc import Iterable, Sequence
+
+from google.protobuf.message import DecodeError
 
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
+# A keeper says 64 things in one breath at most, and a manager what has come together while it wrote.
+MOST_IN_ONE_BREATH = 4096
+# A keeper has one attempt to deliver, and after a long time without a manager some more.
+MOST_ATTEMPTS_OF_HELLO = 1024
+# Keepers send the last 4 KiB of stderr.
+MOST_CHARACTERS_OF_MESSAGE = 64 * 1024
 # PEP 440 sets no limit; nobody needs so much.
-_LONGEST_VERSION = 100
+MOST_CHARACTERS_OF_VERSION = 100
+MOST_GPUS = 1024
+# A value is repeated so that somebody finds it; the answer to a peer, and a line of the log, stay short.
+_LONGEST_SHOWN_CHARACTERS = 60
+
+CONNECT_METHOD = pb.DESCRIPTOR.services_by_name["KeeperService"].methods_by_name["Connect"]
+"""The protocol's one method; its `name`, and in `containing_service` the service's `full_name`."""
 
 
 class MessageInvalid(ValueError):
@@ -35,9 +53,28 @@ def keeper_messages_from_pb(request: pb.ConnectRequest) -> list[m.KeeperMessage]
     """What the keeper said in one breath.
 
     Raises:
-        MessageInvalid: as for `keeper_message_from_pb`, for any of them.
+        MessageInvalid: as for `keeper_message_from_pb`, for any of them; or they are too many.
     """
+    _check_count("messages in one breath", len(request.also), MOST_IN_ONE_BREATH)
     return [keeper_message_from_pb(each) for each in (request, *request.also)]
+
+
+def keeper_messages_from_bytes(content: bytes) -> list[m.KeeperMessage]:
+    """What the keeper said in one breath, as it came over the wire.
+
+    Raises:
+        MessageInvalid: as for `keeper_messages_from_pb`; or it is no protobuf.
+    """
+    try:
+        request = pb.ConnectRequest.FromString(content)
+    except DecodeError as error:
+        raise MessageInvalid(f"cannot read a keeper's message: {error}") from error
+    return keeper_messages_from_pb(request)
+
+
+def manager_messages_to_bytes(messages: Sequence[m.ManagerMessage]) -> bytes:
+    """As it goes over the wire, what the manager says in one breath: at least one message."""
+    return manager_messages_to_pb(messages).SerializeToString()
 
 
 def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
@@ -97,14 +134,27 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
     """What the keeper said.
 
     Raises:
-        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder.
+        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder, a number that is no
+            size, no moment or no figure, more of something than any keeper has.
     """
+    try:
+        return _keeper_message_from_pb(request)
+    except MessageInvalid:
+        raise
+    except ValueError as error:
+        raise MessageInvalid(f"cannot read a keeper's message: {error}") from error
+
+
+def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
     match request.WhichOneof("message"):
         case "chunk":
             chunk = request.chunk
-            return m.Chunk(_key_from_pb(chunk.key), _stream_from_pb(chunk.stream), chunk.offset, chunk.data)
+            return m.Chunk(
+                _key_from_pb(chunk.key), _stream_from_pb(chunk.stream), _size_from(chunk.offset), chunk.data
+            )
         case "hello":
             hello = request.hello
+            _check_count("attempts", len(hello.attempts), MOST_ATTEMPTS_OF_HELLO)
             return m.Hello(
                 _version_from(hello.version),
                 _id_from(hello.experiment_id),
@@ -118,6 +168,7 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
             return m.TrialStarted(_key_from_pb(started.key), started.started_at_s)
         case "trial_ended":
             ended = request.trial_ended
+            _check_count("characters of an end", len(ended.message), MOST_CHARACTERS_OF_MESSAGE)
             return m.TrialEnded(
                 key=_key_from_pb(ended.key),
                 reason=_reason_from(ended.reason),
@@ -129,11 +180,12 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
             )
         case "usage":
             usage = request.usage
+            _check_count("GPUs", len(usage.gpus), MOST_GPUS)
             return m.Usage(
                 _key_from_pb(usage.key),
-                usage.cpu_percent,
-                usage.rss_bytes,
-                usage.disk_bytes,
+                _figure_from(usage.cpu_percent),
+                _size_from(usage.rss_bytes),
+                _size_from(usage.disk_bytes),
                 tuple(_gpu_from_pb(gpu) for gpu in usage.gpus),
             )
         case "idle":
@@ -155,8 +207,9 @@ def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMess
     """What the manager said in one breath.
 
     Raises:
-        MessageInvalid: as for `manager_message_from_pb`, for any of them.
+        MessageInvalid: as for `manager_message_from_pb`, for any of them; or they are too many.
     """
+    _check_count("messages in one breath", len(response.also), MOST_IN_ONE_BREATH)
     return [manager_message_from_pb(each) for each in (response, *response.also)]
 
 
@@ -214,21 +267,44 @@ def _key_to_pb(key: m.AttemptKey) -> pb.AttemptKey:
 
 
 def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
+    if key.attempt >= m.MOST_ATTEMPTS:
+        raise MessageInvalid(f"cannot read a message: there is no attempt {key.attempt}")
     return m.AttemptKey(_id_from(key.trial_id), key.attempt, _id_from(key.task))
 
 
 def _id_from(text: str) -> str:
     """An id as it comes from a peer: of an experiment, a job, a task or a trial. It names folders and stands in logs."""
     if not is_safe_name(text):
-        raise MessageInvalid(f"cannot read a message: {text[:100]!r} can be no id")
+        raise MessageInvalid(f"cannot read a message: {_shown(text)} can be no id")
     return text
 
 
 def _version_from(text: str) -> str:
     """As for an id. What it says is for others to judge."""
-    if not (text.isascii() and text.isprintable() and len(text) <= _LONGEST_VERSION):
-        raise MessageInvalid(f"cannot read a message: {text[:100]!r} can be no version")
+    if not (text.isascii() and text.isprintable() and len(text) <= MOST_CHARACTERS_OF_VERSION):
+        raise MessageInvalid(f"cannot read a message: {_shown(text)} can be no version")
     return text
+
+
+def _check_count(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise MessageInvalid(f"cannot read a message of {count} {what}: there are {most} at most")
+
+
+def _size_from(size: int) -> int:
+    if size > m.LARGEST_SIZE:
+        raise MessageInvalid(f"cannot read a message: {size} is neither a size nor an offset")
+    return size
+
+
+def _figure_from(figure: float) -> float:
+    if not math.isfinite(figure):
+        raise MessageInvalid(f"cannot read a message: {figure} is no measured figure")
+    return figure
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_SHOWN_CHARACTERS else f"{text[:_LONGEST_SHOWN_CHARACTERS]}…")
 
 
 def _gpu_to_pb(gpu: m.GpuUsage) -> pb.GpuUsage:
@@ -240,7 +316,7 @@ def _gpu_to_pb(gpu: m.GpuUsage) -> pb.GpuUsage:
 
 
 def _gpu_from_pb(gpu: pb.GpuUsage) -> m.GpuUsage:
-    return m.GpuUsage(gpu.index, gpu.utilisation_percent, gpu.memory_used_bytes)
+    return m.GpuUsage(gpu.index, _figure_from(gpu.utilisation_percent), _size_from(gpu.memory_used_bytes))
 
 
 def _offsets_to_pb(offsets: m.Offsets) -> list[pb.StreamOffset]:
@@ -250,7 +326,7 @@ def _offsets_to_pb(offsets: m.Offsets) -> list[pb.StreamOffset]:
 
 
 def _offsets_from_pb(offsets: Iterable[pb.StreamOffset]) -> dict[m.Stream, int]:
-    return {_stream_from_pb(entry.stream): entry.offset for entry in offsets}
+    return {_stream_from_pb(entry.stream): _size_from(entry.offset) for entry in offsets}
 
 
 def _attempt_to_pb(attempt: m.AttemptOffsets) -> pb.AttemptOffsets:
@@ -274,4 +350,6 @@ def _reason_from(word: str) -> ExitReason:
     try:
         return ExitReason(word)
     except ValueError as error:
-        raise MessageInvalid(f"cannot read a message: reason {word!r} is unknown to this version") from error
+        raise MessageInvalid(
+            f"cannot read a message: reason {_shown(word)} is unknown to this version"
+        ) from error

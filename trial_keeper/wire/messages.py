@@ -3,11 +3,19 @@
 Each class has a twin of the same name in proto/trial_keeper/wire/v1/keeper.proto; `convert` is the only place that knows both.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from trial_keeper.wire.reasons import ExitReason
+
+# No file is larger, and no database holds a larger number.
+LARGEST_SIZE = 2**63 - 1
+# A cluster that starts a task anew every minute needs six weeks for so many.
+MOST_ATTEMPTS = 2**16
+# The year 5138: a later time is a mistake, and could not be shown.
+LATEST_S = 1e11
 
 
 class Stream(Enum):
@@ -57,6 +65,10 @@ class TrialStarted:
     key: AttemptKey
     started_at_s: float
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a moment that is none."""
+        _check_moment("started_at_s", self.started_at_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -84,6 +96,21 @@ class TrialEnded:
     ended_at_s: float
     final_sizes: Offsets = field(default_factory=dict)
     message: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no ended trial can say: it comes from other machines, and from files that anybody wrote."""
+        if not -(2**31) <= self.exit_code < 2**31:
+            raise ValueError(f"exit code {self.exit_code} is none")
+        _check_moment("started_at_s", self.started_at_s)
+        _check_moment("ended_at_s", self.ended_at_s)
+        for stream, size in self.final_sizes.items():
+            if not 0 <= size <= LARGEST_SIZE:
+                raise ValueError(f"{size} is not the size of {stream.value}")
+
+
+def _check_moment(name: str, at_s: float) -> None:
+    if not (math.isfinite(at_s) and 0 <= at_s <= LATEST_S):
+        raise ValueError(f"{name} {at_s} is no moment between 1970 and 5138")
 
 
 @dataclass(frozen=True, slots=True)

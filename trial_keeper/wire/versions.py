@@ -3,7 +3,7 @@
 Source: the version check policy of NNI's page on OpenPAI.
 """
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 # Managers older than this accept any keeper.
 FIRST_CHECKING_RELEASE = (0, 6)
@@ -18,7 +18,7 @@ def versions_agree(manager: str, keeper: str) -> bool:
         return True
     try:
         wanted, present = _first_two(manager), _first_two(keeper)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or digits beyond what Python reads
         return False
     return wanted < FIRST_CHECKING_RELEASE or wanted == present
 

@@ -28,8 +28,6 @@ from trial_keeper.wire.reasons import ExitReason
 
 # An id names a folder, so it can hold nothing that leads out of one.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
-# The year 5138: a later time is a mistake, and could not be shown.
-_LATEST_S = 1e11
 # More than a cluster starts; whoever may write there could make any number of folders, with any names.
 _NEWEST_ATTEMPTS = 1000
 _ATTEMPT_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -349,10 +347,10 @@ def exit_from_bytes(content: bytes) -> TrialEnded:
             ),
             ExitReason(document["reason"]),
             _exit_code(document["exit_code"]),
-            _moment(document["started_at_s"]),
-            _moment(document["ended_at_s"]),
+            float(_typed(document["started_at_s"], int, float)),
+            float(_typed(document["ended_at_s"], int, float)),
             {Stream(word): _typed(size, int) for word, size in document["final_sizes"].items()},
-            _text(document["message"]),
+            _typed(document["message"], str),
         )
 
 
@@ -379,19 +377,6 @@ def _exit_code(value: Any) -> int:
     return code
 
 
-def _text(value: Any) -> str:
-    text: str = _typed(value, str)
-    text.encode()  # JSON can say half a character, and nobody could store it
-    return text
-
-
-def _moment(value: Any) -> float:
-    seconds = float(_typed(value, int, float))
-    if not 0 <= seconds < _LATEST_S:
-        raise ValueError(f"{seconds} is no time")
-    return seconds
-
-
 def _dump(document: dict[str, Any]) -> bytes:
     return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode()
 
@@ -409,6 +394,8 @@ def _load(name: str, content: bytes) -> dict[str, Any]:
 def _typed(value: Any, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise TypeError(f"{value!r} is not {' or '.join(kind.__name__ for kind in kinds)}")
+    if type(value) is str:
+        value.encode()  # JSON can spell half a surrogate pair, which nothing can store
     return value
 
 

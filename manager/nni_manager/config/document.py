@@ -12,15 +12,44 @@ from typing import Any
 import yaml
 from pydantic.alias_generators import to_camel
 
-from nni_manager.config.mistakes import ConfigInvalid, Mistake, key_of
+from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, key_of
 
 PathInFile = Sequence[str | int]
 
+# An experiment file has some kB. More takes PyYAML longer than anybody waits (100 kB a second).
+MOST_BYTES = 512 * 1024
+# Aliases make a short text a large value. A text of the largest size has about as many values of its own.
+MOST_VALUES = 100_000
+# A search space has some ten. Whoever walks a value does so with a call for each level, and PyYAML looks at all brackets that
+# are open for each that opens.
+MOST_LEVELS = 100
+# The largest double has 1,024 bits; Python refuses to write down what is much longer.
+_MOST_BITS = 1024
+_TOO_DEEP = f"more than {MOST_LEVELS} levels deep"
+# The lines of a larger JSON file are not looked up, as that takes longer than reading it.
+_MOST_BYTES_WITH_LINES = 256 * 1024
+
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe types, and numbers such as 1e-4, which YAML 1.1 reads as text for want of a dot."""
+    """YAML's safe types, and numbers such as 1e-4, which YAML 1.1 reads as text for want of a dot. Nothing without bounds."""
+
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803 - PyYAML's name
+        """Open a list or a mapping in brackets."""
+        if self.flow_level >= MOST_LEVELS:
+            raise yaml.scanner.ScannerError(None, None, _TOO_DEEP, self.get_mark())
+        super().fetch_flow_collection_start(TokenClass)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int:
+        """A whole number that can be written down."""
+        value = self.construct_yaml_int(node)
+        if value.bit_length() > _MOST_BITS:
+            raise yaml.constructor.ConstructorError(
+                None, None, "no number has so many digits", node.start_mark
+            )
+        return value
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
@@ -104,18 +133,39 @@ def read_json(path: Path) -> Document:
         raise _refused(path, f"cannot read {path.name}: {error}; write a finite number") from error
     except RecursionError as error:
         raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter") from error
+    if _is_too_deep(value):
+        raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter")
+    if len(text) > _MOST_BYTES_WITH_LINES:
+        return Document(str(path), value, None)
     try:
         # JSON is YAML but for tabs between tokens; inside strings JSON allows none, so columns stay right.
-        root = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
+        root = yaml.compose(text.replace("\t", " "), Loader=_Loader)
+        return Document(str(path), value, root, tuple(_repeated_keys(root, str(path))) if root else ())
+    except (yaml.YAMLError, RecursionError):
         # The text is valid JSON: only the line numbers of later messages are lost.
         return Document(str(path), value, None)
-    return Document(str(path), value, root, tuple(_repeated_keys(root, str(path))) if root else ())
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_LEVELS + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            message = f"cannot read {path.name}: it has more than {MOST_BYTES:,} bytes; keep what the experiment needs"
+            raise _refused(path, message)
+        return content.decode("utf-8-sig")
     except FileNotFoundError as error:
         raise _refused(path, f"cannot read {path.name}: there is no such file; check the path") from error
     except IsADirectoryError as error:
@@ -155,34 +205,45 @@ def _repeated_keys(root: yaml.Node, file: str) -> list[Mistake]:
     """A mistake for each key written twice in one mapping, where YAML and JSON silently keep the last.
 
     Raises:
-        yaml.constructor.ConstructorError: an anchor contains itself.
+        yaml.constructor.ConstructorError: an anchor contains itself, or aliases make too large a value.
     """
     mistakes: list[Mistake] = []
-    done: set[int] = set()
+    # How many values a node is, with those that its aliases stand for.
+    sizes: dict[int, int] = {}
+    open_: set[int] = set()
 
-    def visit(node: yaml.Node, path: tuple[str | int, ...], above: frozenset[int]) -> None:
-        if id(node) in above:
+    def visit(node: yaml.Node, path: tuple[str | int, ...]) -> int:
+        if id(node) in open_:
             raise yaml.constructor.ConstructorError(None, None, "an anchor contains itself", node.start_mark)
-        if id(node) in done:
-            return
-        inside = above | {id(node)}
+        if id(node) in sizes:
+            return sizes[id(node)]
+        open_.add(id(node))
+        if len(open_) > MOST_LEVELS:
+            raise yaml.constructor.ConstructorError(None, None, _TOO_DEEP, node.start_mark)
+        size = 1
         if isinstance(node, yaml.MappingNode):
             lines: dict[str, int] = {}
             for key, value in node.value:
                 name = str(key.value)
                 here = (*path, name)
-                if name in lines:
+                if name in lines and len(mistakes) < MOST_MISTAKES:
                     message = (
                         f"cannot use {key_of(here)}: it is in line {lines[name]} already; keep one of the two"
                     )
                     mark = key.start_mark
                     mistakes.append(Mistake(file, mark.line + 1, mark.column + 1, key_of(here), message))
                 lines.setdefault(name, key.start_mark.line + 1)
-                visit(value, here, inside)
+                # A key may be a list, too, and hold aliases.
+                size += visit(key, here) + visit(value, here)
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
-                visit(item, (*path, index), inside)
-        done.add(id(node))
+                size += visit(item, (*path, index))
+        if size > MOST_VALUES:
+            problem = f"its aliases make more than {MOST_VALUES:,} values of it"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        open_.remove(id(node))
+        sizes[id(node)] = size
+        return size
 
-    visit(root, (), frozenset())
+    visit(root, ())
     return mistakes

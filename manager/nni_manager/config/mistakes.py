@@ -12,6 +12,8 @@ from nni_manager.errors import UserMistake
 
 # A value is repeated in a message so that the user finds it, not so that it can be read in full.
 LONGEST_SHOWN_CHARACTERS = 60
+# Of one kind, in one part of a file: nobody mends more in one go, and a program that went wrong makes thousands.
+MOST_MISTAKES = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.config.document import Document, read_json, read_yaml
-from nni_manager.config.mistakes import ConfigInvalid, Mistake, shown
+from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, shown
 from nni_manager.config.model import (
     LOCAL_HOST,
     Expansion,
@@ -324,7 +324,7 @@ class _Reading:
             return {}, None
         space, problems = read_search_space(document.value)
         self.mistakes += document.mistakes
-        self.mistakes += [document.mistake(place, message) for place, message in problems]
+        self.mistakes += [document.mistake(place, message) for place, message in problems[:MOST_MISTAKES]]
         return document.value, space
 
     def _search_space_here(self) -> tuple[dict[str, Any], SearchSpace | None]:
@@ -334,7 +334,9 @@ class _Reading:
             both = "cannot use searchSpace: there is searchSpaceFile, too; keep one of the two"
             self.mistakes.append(self.document.said(place, both))
         space, problems = read_search_space(self.space_here)
-        self.mistakes += [self.document.said((*place, *where), message) for where, message in problems]
+        self.mistakes += [
+            self.document.said((*place, *where), message) for where, message in problems[:MOST_MISTAKES]
+        ]
         return self.space_here, space
 
     def _annotated_space(
@@ -432,6 +434,11 @@ class _Reading:
             absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
         except RuntimeError as error:  # ~nobody
             self._refuse(place, f"cannot use {key}: {shown(written)} names no user; mend the path ({error})")
+            return None
+        try:
+            absolute.exists()
+        except OSError as error:  # too long for a path, or behind a folder that is closed to this user
+            self._refuse(place, f"cannot use {key}: {shown(written)}: {error.strerror}; mend the path")
             return None
         if str(absolute) != written:
             self.expansions.append(Expansion(key, written, absolute))

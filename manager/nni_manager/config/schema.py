@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from nni_manager.config.document import Document
-from nni_manager.config.mistakes import Mistake, key_of, remedy_for_unknown, shown
+from nni_manager.config.mistakes import MOST_MISTAKES, Mistake, key_of, remedy_for_unknown, shown
 
 # {your_account} and <path to code>, as examples have them; YAML reads the first as a mapping with one empty key.
 _PLACEHOLDER = re.compile(r"^(\{\s*[\w .-]+\s*\}|<[^<>]+>)$")
@@ -46,7 +46,7 @@ def check(
         return schema.model_validate(with_camel_keys(schema, raw)), []
     except ValidationError as error:
         found: dict[tuple[str | int, ...], Mistake] = {}
-        for detail in error.errors(include_url=False):
+        for detail in error.errors(include_url=False)[:MOST_MISTAKES]:
             path, field, siblings = _field_at(schema, detail["loc"])
             # One mistake a field: its first.
             found.setdefault(

@@ -90,7 +90,7 @@ class Receiver:
         return self._inflow(stream).received
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[Commit]:
-        """A chunk arrived: what of it is to be committed.
+        """A chunk arrived: what of it is to be committed. Behind the end of an attempt that is over nothing is.
 
         Raises:
             StreamBroken: bytes are missing before it.
@@ -101,6 +101,8 @@ class Receiver:
                 f"cannot take {stream.value} of {self.key} from offset {offset}: only {inflow.received} bytes are here; "
                 "connect again and go on from the offset in Welcome"
             )
+        if self._final_sizes is not None and stream in self._final_sizes:
+            data = data[: max(0, self._final_sizes[stream] - offset)]
         if inflow.received >= COLLECTED_BYTES[stream]:
             return []
         new = data[inflow.received - offset : collected(stream, offset + len(data)) - offset]

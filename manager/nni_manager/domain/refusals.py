@@ -15,5 +15,13 @@ class VersionRefused(UserMistake):
     """cannot work with this keeper: its version differs from the manager's in the first two numbers"""
 
 
+class TooManyStreams(UserMistake):
+    """cannot let this keeper in: its job has more streams open than it has tasks; try again, and stop the job if that goes on"""
+
+
+class KeeperSilent(UserMistake):
+    """cannot wait longer for this keeper to go on with its stream; connect again"""
+
+
 class ProtocolBroken(UserMistake):
     """cannot understand this keeper; use the keeper that comes with the manager"""

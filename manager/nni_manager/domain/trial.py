@@ -205,6 +205,14 @@ class Trial:
         has_begun = key.task in self.undelivered or key.task in self.ends
         return has_begun and self.attempt_of(key.task) == key.attempt
 
+    def has_delivered(self, key: AttemptKey) -> bool:
+        """Whether all that this task of this attempt had to say is here: nothing more is taken of it."""
+        return (
+            key.task in self.ends
+            and key.task not in self.undelivered
+            and self.attempt_of(key.task) == key.attempt
+        )
+
     def restarts_with(self, key: AttemptKey) -> bool:
         """Whether all begins anew when this does: it is a new attempt of the task whose metrics count."""
         newest = self.attempt_of(key.task)

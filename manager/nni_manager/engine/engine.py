@@ -441,7 +441,12 @@ class Engine:
             return
         finally:
             self._submitting.pop(job.job_id, None)
-        if job.job_id in self.experiment.jobs.live and not self._is_wanted(job):
+        # A keeper may be there before the training service has answered: its trial runs then, and is not to be stopped.
+        trial = self._trial_of(job)
+        is_to_end = job.state is JobState.LEAVING or (
+            trial is not None and trial.state is TrialState.STOPPING
+        )
+        if job.job_id in self.experiment.jobs.live and is_to_end:
             await self._stop_job(job.job_id)
 
     def _note_problem(self, problem: str) -> None:

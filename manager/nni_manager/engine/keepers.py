@@ -57,6 +57,7 @@ from trial_keeper.wire.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
+_SPARE_STREAMS = 14
 # Of one task of a trial, not closed. A cluster that begins a task anew this often has a user who should look at it.
 OPEN_ATTEMPTS = 1000
 # What a trial keeps of its end in memory and in the list of trials: twice what a keeper sends of stderr.
@@ -141,6 +142,22 @@ class Keepers:
 
     # ---- streams
 
+    @property
+    def most_streams_of_job(self) -> int:
+        """How many streams a job may have open: one for each task, and room for those that a lost link has left behind and for
+        the probes of somebody who looks.
+        """
+        return _SPARE_STREAMS + 2 * self._experiment.completion.tasks
+
+    def check_token(self, job_id: str, token: str) -> None:
+        """See that who speaks for a job may do so, before anything else is heard.
+
+        Raises:
+            TokenWrong: it may not.
+        """
+        if not is_token(token.encode(), self.token(job_id)):
+            raise TokenWrong()
+
     def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession | ProbeSession:
         """Let a keeper in; its Welcome is queued. A probe hears whether it would be, and changes nothing.
 
@@ -148,7 +165,8 @@ class Keepers:
             TokenWrong, VersionRefused, JobUnknown: it may not come in.
             ProtocolBroken: it speaks of trials that are not its own.
         """
-        if not is_token(token.encode(), self.token(job_id)) or hello.job_id != job_id:
+        self.check_token(job_id, token)
+        if hello.job_id != job_id:
             raise TokenWrong()
         if self._check_versions and not versions_agree(__version__, hello.version):
             message = mismatch_message(__version__, hello.version)
@@ -210,7 +228,8 @@ class Keepers:
         self.roads.heard(session.job_id, session.task, time.monotonic())
         match message:
             case Chunk():
-                if not self._own_trial(session, message.key).state.is_final:
+                trial = self._own_trial(session, message.key)
+                if not (trial.state.is_final or trial.has_delivered(message.key)):
                     self.take(message.key, message.stream, message.offset, message.data)
             case TrialStarted():
                 self._own_trial(session, message.key)

@@ -152,7 +152,7 @@ def _log_to(path: Path) -> None:
         handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     # Their tracebacks of lost connections are no news for anybody.
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

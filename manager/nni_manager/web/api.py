@@ -12,20 +12,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import views
 from nni_manager.engine.picture import Picture
 from nni_manager.engine.view import ViewOnly
-from nni_manager.errors import UserMistake
+from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.serving import Patience
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import MetricRow, StoreReader
 from nni_manager.web.gate import Gate
+from nni_manager.web.openapi import Operation, document
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
+_MOST_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
 
 
@@ -82,35 +84,54 @@ class Api:
         self._token = token
         self._end = end
 
+    def operations(self) -> list[Operation]:
+        """Everything that can be asked."""
+        one, many = {"type": "object"}, {"type": "array", "items": {"type": "object"}}
+        of_type = {"type": {"type": "string", "enum": ["FINAL", "PERIODICAL"]}}
+        return [
+            Operation("/openapi.json", self.description, one),
+            Operation("/version", self.version, None),
+            Operation("/check-status", self.check_status, one),
+            Operation("/summary", self.summary, one),
+            Operation("/experiment", self.experiment, one),
+            Operation("/experiment", self.stop_experiment, one, method="DELETE", status=202),
+            Operation("/experiment-metadata", self.metadata, one),
+            Operation("/job-statistics", self.statistics, many),
+            Operation("/trial-jobs", self.trials, many, query={"status": {"type": "string"}}),
+            Operation("/trial-jobs/{trial_id}", self.trial, one, refusals=(404,)),
+            Operation(
+                "/trial-jobs/{trial_id}",
+                self.stop_trial,
+                one,
+                method="DELETE",
+                status=202,
+                refusals=(404, 409),
+            ),
+            Operation("/trial-jobs/{trial_id}/usage", self.usage_of_trial, many, refusals=(404,)),
+            Operation("/metric-data", self.metrics, many, query=of_type),
+            Operation("/metric-data/{trial_id}", self.metrics_of_trial, many, query=of_type, refusals=(404,)),
+            Operation("/metric-data-latest", self.latest_metrics, many),
+            Operation("/metric-data-range/{first}/{last}", self.metrics_in_range, many),
+            Operation("/export-data", self.export, many),
+        ]
+
     def app(self) -> Starlette:
         """The ASGI application."""
-        routes = [
-            Route("/version", self.version),
-            Route("/check-status", self.check_status),
-            Route("/summary", self.summary),
-            Route("/experiment", self.experiment, methods=["GET"]),
-            Route("/experiment", self.stop_experiment, methods=["DELETE"]),
-            Route("/experiment-metadata", self.metadata),
-            Route("/job-statistics", self.statistics),
-            Route("/trial-jobs", self.trials),
-            Route("/trial-jobs/{trial_id}", self.trial, methods=["GET"]),
-            Route("/trial-jobs/{trial_id}", self.stop_trial, methods=["DELETE"]),
-            Route("/trial-jobs/{trial_id}/usage", self.usage_of_trial),
-            Route("/metric-data", self.metrics),
-            Route("/metric-data/{trial_id}", self.metrics_of_trial),
-            Route("/metric-data-latest", self.latest_metrics),
-            Route("/metric-data-range/{first:int}/{last:int}", self.metrics_in_range),
-            Route("/export-data", self.export),
-        ]
+        routes = [operation.route() for operation in self.operations()]
         return Starlette(
             routes=[Mount(API_ROOT, routes=routes)],
             middleware=[Middleware(Patience), Middleware(Gate, token=self._token, host=self._host)],
             exception_handlers={
                 HTTPException: _refuse,
                 UserMistake: _refuse_mistake,
+                TryAgain: _refuse_for_now,
                 ViewOnly: _refuse_change,
             },
         )
+
+    async def description(self, _: Request) -> Response:
+        """This description."""
+        return Json(document(self.operations(), API_ROOT))
 
     async def version(self, _: Request) -> Response:
         """The manager's version."""
@@ -182,7 +203,7 @@ class Api:
 
     async def metrics_in_range(self, request: Request) -> Response:
         """The records of the trials with these sequence numbers, both included."""
-        first, last = request.path_params["first"], request.path_params["last"]
+        first, last = _sequence_id(request, "first"), _sequence_id(request, "last")
         return await self._pages(None, lambda _: (first, last))
 
     async def latest_metrics(self, _: Request) -> Response:
@@ -233,6 +254,16 @@ class Api:
         return trial
 
 
+def _sequence_id(request: Request, name: str) -> int:
+    text = request.path_params[name]
+    # Not int() of anything: Python refuses to read thousands of digits, and the database holds 18.
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise HTTPException(
+            400, f"cannot use {text[:_MOST_DIGITS]!r} as a trial's number: write it in digits"
+        )
+    return int(text)
+
+
 def _is_final(request: Request) -> bool | None:
     match request.query_params.get("type"):
         case None:
@@ -254,6 +285,10 @@ async def _refuse(_: Request, error: Exception) -> Response:
 
 async def _refuse_mistake(_: Request, error: Exception) -> Response:
     return Json({"error": str(error)}, status_code=400)
+
+
+async def _refuse_for_now(_: Request, error: Exception) -> Response:
+    return Json({"error": str(error)}, status_code=503)
 
 
 async def _refuse_change(_: Request, error: Exception) -> Response:

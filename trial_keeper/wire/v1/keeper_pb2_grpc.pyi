@@ -38,7 +38,9 @@ class KeeperServiceStub:
     def __new__(cls, channel: _aio.Channel) -> KeeperServiceAsyncStub: ...
     Connect: _grpc.StreamStreamMultiCallable[_keeper_pb2.ConnectRequest, _keeper_pb2.ConnectResponse]
     """Refusals are gRPC statuses: UNAUTHENTICATED (token), FAILED_PRECONDITION (versions), NOT_FOUND (job or trial unknown),
-    INVALID_ARGUMENT (a message that breaks the protocol), UNAVAILABLE (try again).
+    INVALID_ARGUMENT (a message that breaks the protocol). Worth another try: UNAVAILABLE, ABORTED (bytes are missing),
+    DEADLINE_EXCEEDED (no Hello, or nothing is read), RESOURCE_EXHAUSTED (more streams than the job has tasks; also a message of
+    more than 1 MiB, or metadata of more than 8 KiB).
     """
 
 @_typing.type_check_only
@@ -46,7 +48,9 @@ class KeeperServiceAsyncStub(KeeperServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Connect: _aio.StreamStreamMultiCallable[_keeper_pb2.ConnectRequest, _keeper_pb2.ConnectResponse]  # type: ignore[assignment]
     """Refusals are gRPC statuses: UNAUTHENTICATED (token), FAILED_PRECONDITION (versions), NOT_FOUND (job or trial unknown),
-    INVALID_ARGUMENT (a message that breaks the protocol), UNAVAILABLE (try again).
+    INVALID_ARGUMENT (a message that breaks the protocol). Worth another try: UNAVAILABLE, ABORTED (bytes are missing),
+    DEADLINE_EXCEEDED (no Hello, or nothing is read), RESOURCE_EXHAUSTED (more streams than the job has tasks; also a message of
+    more than 1 MiB, or metadata of more than 8 KiB).
     """
 
 class KeeperServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -57,7 +61,9 @@ class KeeperServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_keeper_pb2.ConnectResponse], _abc.AsyncIterator[_keeper_pb2.ConnectResponse]]:
         """Refusals are gRPC statuses: UNAUTHENTICATED (token), FAILED_PRECONDITION (versions), NOT_FOUND (job or trial unknown),
-        INVALID_ARGUMENT (a message that breaks the protocol), UNAVAILABLE (try again).
+        INVALID_ARGUMENT (a message that breaks the protocol). Worth another try: UNAVAILABLE, ABORTED (bytes are missing),
+        DEADLINE_EXCEEDED (no Hello, or nothing is read), RESOURCE_EXHAUSTED (more streams than the job has tasks; also a message of
+        more than 1 MiB, or metadata of more than 8 KiB).
         """
 
 def add_KeeperServiceServicer_to_server(servicer: KeeperServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

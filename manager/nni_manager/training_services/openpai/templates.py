@@ -14,21 +14,23 @@ v0.1.12 (src/init.d/user_command_renderer.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.training_services.openpai.scalars import javascript_text
 
 _OPENING = re.compile(r"<%\s*(?P<kind>[#^/>{&=!]?)\s*")
-_CLOSING = re.compile(r"\s*%>")
-_CLOSING_CURLY = re.compile(r"\s*\}%>")
 _PIECES = re.compile(r"\n|[^\S\n]+|\S+")
 _INDEX = re.compile(r"\[([0-9]+)\]")
 # In the container an index may have blanks around it.
 _LOOSE_INDEX = re.compile(r"\[\s*([0-9]+)\s*\]")
-_SECRET = re.compile(r"<%\s*(?P<name>\$secrets\b[^%]*?)\s*%>")
-_REFERENCE = re.compile(r"<%\s*(?P<name>\$[\s\S]*?)\s*%>")
+_CLOSING = "%>"
+# Blanks before a closing tag are cut off afterwards: a pattern that does so takes time with the square of their number.
+_SECRET = re.compile(r"<%\s*(?P<name>\$secrets\b[^%]*)%>")
+_REFERENCE_BEGINS = re.compile(r"<%\s*(?=\$)")
+# No list of a job is so long.
+_MOST_DIGITS_OF_INDEX = 9
 
 
 class TemplateInvalid(Exception):
@@ -92,12 +94,15 @@ def fill_at_submission(template: str, variables: Mapping[str, Any]) -> Filled:
 
 def fill_secrets(text: str, secrets: Mapping[str, Any]) -> Filled:
     """The second stage. Numbers and the like are written as Python does: the runtime is a Python program."""
-    return _replaced(_SECRET, text, {"$secrets": secrets}, str)
+    found = ((match.start(), match["name"], match.end()) for match in _SECRET.finditer(text))
+    return _replaced(found, text, {"$secrets": secrets}, str)
 
 
 def fill_parameter(text: str, variables: Mapping[str, Any]) -> Filled:
     """A parameter of a plugin, where both stages' variables are known. Nothing, lists and mappings have no text there."""
-    return _replaced(_REFERENCE, text, variables, javascript_text, without_text=(list, dict, type(None)))
+    return _replaced(
+        _references(text), text, variables, javascript_text, without_text=(list, dict, type(None))
+    )
 
 
 def lookup(variables: Mapping[str, Any], name: str) -> Any:
@@ -106,30 +111,47 @@ def lookup(variables: Mapping[str, Any], name: str) -> Any:
     for step in name.split("."):
         if isinstance(value, Mapping) and step in value:
             value = value[step]
-        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+        elif isinstance(value, list) and _is_index(step) and int(step) < len(value):
             value = value[int(step)]
         else:
             return MISSING
     return value
 
 
+def _is_index(step: str) -> bool:
+    return step.isdecimal() and len(step) <= _MOST_DIGITS_OF_INDEX
+
+
+def _references(text: str) -> Iterator[tuple[int, str, int]]:
+    """Where a tag with a name of the template language begins, the name with blanks behind it, and where the tag ends."""
+    position = 0
+    while (opening := _REFERENCE_BEGINS.search(text, position)) is not None:
+        closing = text.find(_CLOSING, opening.end() + 1)
+        if closing < 0:
+            return  # and none that follows is closed
+        position = closing + len(_CLOSING)
+        yield opening.start(), text[opening.end() : closing], position
+
+
 def _replaced(
-    pattern: re.Pattern[str],
+    tags: Iterable[tuple[int, str, int]],
     text: str,
     variables: Mapping[str, Any],
     written: Callable[[Any], str],
     without_text: tuple[type, ...] = (),
 ) -> Filled:
     unknown: list[str] = []
-
-    def replacement(match: re.Match[str]) -> str:
-        value = lookup(variables, _LOOSE_INDEX.sub(r".\1", match["name"]))
-        if value is MISSING or isinstance(value, without_text):
-            unknown.append(match["name"])
-            return match[0]
-        return written(value)
-
-    return Filled(pattern.sub(replacement, text), tuple(unknown))
+    filled: list[str] = []
+    done = 0
+    for start, name_and_blanks, end in tags:
+        name = name_and_blanks.rstrip()
+        value = lookup(variables, _LOOSE_INDEX.sub(r".\1", name))
+        is_unknown = value is MISSING or isinstance(value, without_text)
+        if is_unknown:
+            unknown.append(name)
+        filled += [text[done:start], text[start:end] if is_unknown else written(value)]
+        done = end
+    return Filled("".join([*filled, text[done:]]), tuple(unknown))
 
 
 def _without_lines_of_tags(template: str) -> Iterator[str | _Tag]:
@@ -155,12 +177,13 @@ def _texts_and_tags(template: str) -> Iterator[str | _Tag]:
     position = 0
     while opening := _OPENING.search(template, position):
         yield from _PIECES.findall(template[position : opening.start()])
-        closing = (_CLOSING_CURLY if opening["kind"] == "{" else _CLOSING).search(template, opening.end())
-        if closing is None:
+        closing = "}" + _CLOSING if opening["kind"] == "{" else _CLOSING
+        end = template.find(closing, opening.end())
+        if end < 0:
             raise TemplateInvalid(opening.start(), "<% is not closed; write %> behind the name")
         if opening["kind"] == "=":
             raise TemplateInvalid(opening.start(), "<%= changes what a tag looks like; leave it out")
         kind = "&" if opening["kind"] == "{" else opening["kind"]
-        yield _Tag(kind, template[opening.end() : closing.start()], opening.start())
-        position = closing.end()
+        yield _Tag(kind, template[opening.end() : end].rstrip(), opening.start())
+        position = end + len(closing)
     yield from _PIECES.findall(template[position:])

@@ -1,0 +1,115 @@
+"""The HTTP API's description: each operation says once what it is, and routes and document are made of that.
+
+Source: OpenAPI Specification 3.1.
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trial_keeper import __version__
+
+Schema = Mapping[str, Any]
+
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
+# A trial's id, and a trial's place in the order in which trials were made.
+_PATH_PARAMETERS: Mapping[str, Schema] = {
+    "trial_id": {"type": "string"},
+    "first": {"type": "integer", "minimum": 0},
+    "last": {"type": "integer", "minimum": 0},
+}
+# What `web.gate` answers, whatever is asked.
+_REFUSALS_OF_ALL: Mapping[int, str] = {
+    400: "The request is for another name than the manager's, or a value in it cannot be used.",
+    401: "The token is missing or wrong.",
+    403: "A browser asks for another web page, or a change is asked for where an experiment is only viewed.",
+    411: "A body without Content-Length.",
+    413: "A body that is too large.",
+    431: "An address and headers that are too large.",
+    503: "The database does not answer at present; try again.",
+}
+REFUSALS: Mapping[int, str] = {
+    404: "There is no such trial.",
+    409: "The trial is over already.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing that can be asked. The endpoint's docstring is its summary.
+
+    `answer`: the schema of what it answers; None: plain text. `refusals`: those of REFUSALS that it may answer with.
+    """
+
+    path: str
+    endpoint: Callable[[Request], Awaitable[Response]]
+    answer: Schema | None
+    method: str = "GET"
+    status: int = 200
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    refusals: tuple[int, ...] = ()
+
+    def route(self) -> Route:
+        """As the server needs it."""
+        return Route(self.path, self.endpoint, methods=[self.method])
+
+    def described(self) -> dict[str, Any]:
+        """As the document has it."""
+        names = _PATH_PARAMETER.findall(self.path)
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": dict(_PATH_PARAMETERS[name])}
+            for name in names
+        ] + [{"name": name, "in": "query", "schema": dict(schema)} for name, schema in self.query.items()]
+        content = (
+            {"text/plain": {"schema": {"type": "string"}}}
+            if self.answer is None
+            else {"application/json": {"schema": dict(self.answer)}}
+        )
+        refusals = dict(_REFUSALS_OF_ALL) | {status: REFUSALS[status] for status in self.refusals}
+        summary = (inspect.getdoc(self.endpoint) or "").partition("\n")[0]
+        return {
+            "summary": summary,
+            "operationId": self.endpoint.__name__,
+            "parameters": parameters,
+            "responses": {str(self.status): {"description": summary, "content": content}}
+            | {
+                str(status): {"description": meaning, "content": {"application/json": {"schema": _ERROR}}}
+                for status, meaning in sorted(refusals.items())
+            },
+        }
+
+
+_ERROR: Schema = {"$ref": "#/components/schemas/Error"}
+
+
+def document(operations: Iterable[Operation], root: str) -> dict[str, Any]:
+    """The description of an API whose paths begin with `root`."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(root + operation.path, {})[operation.method.lower()] = operation.described()
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "trial-keeper: the manager of one experiment",
+            "version": __version__,
+            "description": "Paths and answers are those of NNI's manager. Times are milliseconds since the epoch.",
+        },
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": {
+                "Error": {
+                    "type": "object",
+                    "required": ["error"],
+                    "properties": {"error": {"type": "string", "pattern": "^cannot "}},
+                }
+            },
+        },
+    }

@@ -1,0 +1,149 @@
+"""Peers of a manager that mean no good: calls with any bytes in them, and sockets that speak HTTP/2 only as far as it hurts."""
+
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+
+import grpc
+from real_experiment import RealExperiment
+
+from nni_manager.engine.tokens import token_of
+from nni_manager.store.store import StoreReader
+from trial_keeper import __version__
+from trial_keeper.wire.convert import CONNECT_METHOD, keeper_messages_to_pb
+from trial_keeper.wire.messages import AttemptKey, Hello, KeeperMessage
+from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+
+SERVICE = CONNECT_METHOD.containing_service.full_name
+METHOD = f"/{SERVICE}/{CONNECT_METHOD.name}"
+# What the manager's docstrings and its protocol promise, and nothing else.
+DOCUMENTED = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+END_STREAM, END_HEADERS = 1, 4
+
+
+def words(*messages: KeeperMessage) -> bytes:
+    """What a keeper says in one breath, as it goes over the wire."""
+    return keeper_messages_to_pb(messages).SerializeToString()
+
+
+class HostileKeeper:
+    """Has the token of one job, and says anything. It is nobody's keeper: its task is one that the job does not have."""
+
+    def __init__(self, experiment: RealExperiment, job_id: str, task: str = "hostile-0") -> None:
+        self.address = f"127.0.0.1:{experiment.port + 1}"
+        self.job_id = job_id
+        self.key = AttemptKey(job_id, 0, task)
+        self.hello = Hello(__version__, experiment.folder.experiment_id, job_id, task)
+        with StoreReader(experiment.folder.database) as reader:
+            self.token = token_of(reader.experiment().secret, job_id)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Those of an honest keeper."""
+        return ((JOB_KEY, self.job_id), (TOKEN_KEY, self.token))
+
+    def channel(self) -> grpc.Channel:
+        """A connection of its own, without a bound on what goes out."""
+        unbounded = 128 << 20
+        return grpc.insecure_channel(
+            self.address,
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", unbounded),
+                ("grpc.absolute_max_metadata_size", unbounded),
+            ],
+        )
+
+    def open(
+        self,
+        channel: grpc.Channel,
+        requests: Iterable[bytes],
+        metadata: Iterable[tuple[str, str]] | None = None,
+        method: str = METHOD,
+        timeout_s: float = 60.0,
+    ) -> Iterator[bytes]:
+        """A call that says these things; what it answers, to be read or not."""
+        call = channel.stream_stream(
+            method, request_serializer=lambda content: content, response_deserializer=lambda content: content
+        )
+        metadata = self.metadata if metadata is None else tuple(metadata)
+        answers: Iterator[bytes] = call(iter(requests), metadata=metadata, timeout=timeout_s)
+        return answers
+
+    def answer(
+        self,
+        *requests: bytes,
+        metadata: Iterable[tuple[str, str]] | None = None,
+        method: str = METHOD,
+    ) -> tuple[grpc.StatusCode, str]:
+        """How a call ends that says these things and reads what comes."""
+        with self.channel() as channel:
+            try:
+                for _ in self.open(channel, requests, metadata, method):
+                    pass
+            except grpc.RpcError as error:
+                return error.code(), error.details() or ""
+        return grpc.StatusCode.OK, ""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2. Source: RFC 9113, section 4.1."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def header(name: bytes, value: bytes) -> bytes:
+    """A header that enters no table. Source: RFC 7541, section 6.2.2; lengths below 127."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def call_headers(*more: bytes) -> bytes:
+    """The headers of a keeper's call, without a token."""
+    return b"".join(
+        [
+            header(b":method", b"POST"),
+            header(b":scheme", b"http"),
+            header(b":path", METHOD.encode()),
+            header(b":authority", b"manager"),
+            header(b"te", b"trailers"),
+            header(b"content-type", b"application/grpc"),
+            *more,
+        ]
+    )
+
+
+OPENING = PREFACE + frame(SETTINGS, 0, 0)
+
+
+def connected(address: str, said: bytes = b"") -> socket.socket:
+    """A connection that has said this and waits."""
+    host, port = address.rsplit(":", 1)
+    peer = socket.create_connection((host, int(port)), timeout=30)
+    if said:
+        peer.sendall(said)
+    return peer
+
+
+def is_let_go(peer: socket.socket, within_s: float = 30.0) -> bool:
+    """Whether the other side ends the connection; what it says until then is passed over."""
+    peer.settimeout(within_s)
+    try:
+        while peer.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -1,0 +1,130 @@
+"""A whole engine under a keeper that says anything at all: it goes on, and the trial of another job is as it was."""
+
+import asyncio
+import contextlib
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from void_service import Void, an_engine, start
+
+from nni_manager.service.servicer import STATUS_OF
+from nni_manager.store.store import StoreReader
+from trial_keeper import __version__
+from trial_keeper.wire.convert import keeper_messages_from_bytes, keeper_messages_to_pb
+from trial_keeper.wire.messages import (
+    LARGEST_SIZE,
+    LATEST_S,
+    MOST_ATTEMPTS,
+    AttemptKey,
+    Chunk,
+    GpuUsage,
+    Hello,
+    Idle,
+    Stream,
+    TrialEnded,
+    TrialStarted,
+    Usage,
+)
+from trial_keeper.wire.reasons import ExitReason
+
+TASK, FRAME = (
+    "main-0",
+    b'ME000089{"parameter_id": 0, "trial_job_id": "x", "type": "FINAL", "sequence": 0, "value": "1.5"}\n',
+)
+TIMES = st.sampled_from([0.0, 1.5, LATEST_S])
+SIZES = st.sampled_from([0, 1, len(FRAME), 10_000, LARGEST_SIZE])
+DATA = st.sampled_from([b"", b"\n", b"x" * 5000, FRAME, FRAME * 3, FRAME[:40], b"\xff\0\n", b"ME999999{"])
+STREAMS = st.sampled_from(Stream)
+OFFSETS = st.dictionaries(STREAMS, SIZES)
+
+
+class Counting(Void):
+    """Knows how many jobs it has."""
+
+    jobs = 0
+
+    async def submit(self, settings):
+        await super().submit(settings)
+        self.jobs += 1
+
+
+def messages(own, other):
+    """Whatever a keeper can say: of its own trial, another's, and one that there is not."""
+    keys = st.builds(
+        AttemptKey,
+        st.sampled_from([own, own, own, other, "nobody"]),
+        st.sampled_from([0, 0, 1, 2, MOST_ATTEMPTS - 1]),
+        st.sampled_from([TASK, TASK, TASK, "main-1"]),
+    )
+    return st.one_of(
+        st.builds(
+            Hello, st.just(__version__), st.just("TESTEXPT"), st.sampled_from([own, other]), st.just(TASK)
+        ),
+        st.builds(Chunk, keys, STREAMS, SIZES, DATA),
+        st.builds(TrialStarted, keys, TIMES),
+        st.builds(
+            TrialEnded,
+            keys,
+            st.sampled_from(ExitReason),
+            st.integers(-1, 300),
+            TIMES,
+            TIMES,
+            OFFSETS,
+            st.text(max_size=5),
+        ),
+        st.builds(
+            Usage,
+            keys,
+            st.sampled_from([0.0, -1.0, 1e308]),
+            SIZES,
+            SIZES,
+            st.just((GpuUsage(7, 1e308, LARGEST_SIZE),)),
+        ),
+        st.just(Idle()),
+    )
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_were(a_real_experiment, data):
+    experiment = a_real_experiment("pass\n", trialConcurrency=2, maxTrialNum=2)
+
+    async def scenario():
+        engine, service = an_engine(experiment, kind=Counting)
+        await start(engine)
+        while service.jobs < 2:
+            await asyncio.sleep(0.005)
+        own, other = engine.experiment.trials
+        other_key = AttemptKey(other, 0, TASK)
+
+        def admitted(job_id):
+            hello = Hello(__version__, "TESTEXPT", job_id, TASK, (AttemptKey(job_id, 0, TASK),))
+            return engine.keepers.admit(hello, job_id, engine.keepers.token(job_id))
+
+        honest = admitted(other)
+        honest.receive(TrialStarted(other_key, 1.0))
+        honest.receive(Chunk(other_key, Stream.METRICS, 0, FRAME))
+        hostile = admitted(own)
+        for said in data.draw(st.lists(st.lists(messages(own, other), min_size=1, max_size=4), max_size=12)):
+            try:
+                # Over the wire, as a real one.
+                for message in keeper_messages_from_bytes(keeper_messages_to_pb(said).SerializeToString()):
+                    hostile.receive(message)
+            except tuple(STATUS_OF):
+                hostile.closed()
+                hostile = admitted(own)
+            if data.draw(st.booleans()):
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(engine.commits.add([])), 20)
+            assert not engine.failed.is_set()
+        honest.receive(Chunk(other_key, Stream.METRICS, len(FRAME), FRAME))
+        await asyncio.wait_for(asyncio.shield(engine.commits.add([])), 20)
+        assert not engine.failed.is_set()
+        trial = engine.experiment.trials[other]
+        assert not trial.message
+        assert (trial.state.value, trial.attempt, trial.final) == ("RUNNING", 0, "1.5")
+        await engine.close()
+        with StoreReader(experiment.folder.database) as reader:
+            assert [row.record_offset for row in reader.metrics_of(other)] == [0, len(FRAME)]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -1,0 +1,217 @@
+"""The keepers' server alone: what it lets go of once it has waited long enough, and what it keeps to itself."""
+
+import asyncio
+import contextlib
+import logging
+
+import grpc
+import grpc.aio
+import pytest
+from hostile_keeper import METHOD, OPENING, PREFACE, connected, is_let_go, words
+from real_experiment import free_port_pair
+
+from nni_manager.domain.refusals import TokenWrong
+from nni_manager.service import servicer
+from nni_manager.service.servicer import STATUS_OF, KeeperServer
+from trial_keeper.wire.messages import Hello, Idle, Leave
+
+HELLO = Hello("1.0", "EXPERIMT", "aBcDe", "main-0")
+# How long what is tested may take on a machine with other work.
+PATIENCE_S = 60
+
+
+class OpenSession:
+    """Has something to tell from the beginning on."""
+
+    def __init__(self, gate):
+        self.gate = gate
+        self.outgoing = asyncio.Queue()
+        self.is_closed = asyncio.Event()
+        for _ in range(gate.words):
+            self.outgoing.put_nowait(Leave("x" * gate.word_characters))
+
+    async def ready(self):
+        pass
+
+    def receive(self, message):
+        if self.gate.bug == "receive":
+            raise KeyError("a secret of the manager")
+
+    def closed(self):
+        self.is_closed.set()
+
+
+class OpenGate:
+    """Lets everybody in, and may have a bug."""
+
+    most_streams_of_job = 3
+
+    def __init__(self, bug=None, words=1, word_characters=1):
+        self.bug = bug
+        self.words = words
+        self.word_characters = word_characters
+        self.sessions = asyncio.Queue()
+
+    def check_token(self, job_id, token):
+        if token == "wrong":
+            raise TokenWrong()
+
+    def admit(self, hello, job_id, token):
+        if self.bug == "admit":
+            raise KeyError("a secret of the manager")
+        session = OpenSession(self)
+        self.sessions.put_nowait(session)
+        return session
+
+
+def play(scenario, gate=None):
+    async def bounded():
+        port = free_port_pair()
+        server = KeeperServer(made := gate or OpenGate())
+        await server.start("127.0.0.1", port)
+        try:
+            await asyncio.wait_for(scenario(made, f"127.0.0.1:{port}"), PATIENCE_S)
+        finally:
+            await server.stop()
+
+    asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def a_call(address):
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield channel.stream_stream(METHOD)()
+
+
+async def ending(call):
+    """How a call ended."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return await call.code(), await call.details()
+
+
+def test_a_keeper_that_never_says_hello_is_let_go(monkeypatch):
+    monkeypatch.setattr(servicer, "HELLO_WITHIN_S", 0.2)
+
+    async def scenario(gate, address):
+        async with a_call(address) as call:
+            code, details = await ending(call)
+            assert (code, details.startswith("cannot wait longer")) == (
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                True,
+            )
+        assert gate.sessions.empty()
+
+    play(scenario)
+
+
+def test_a_keeper_that_reads_nothing_is_let_go_and_frees_its_session(monkeypatch):
+    monkeypatch.setattr(servicer, "TAKEN_WITHIN_S", 0.5)
+
+    async def scenario(gate, address):
+        async with a_call(address) as call:
+            await call.write(words(HELLO))
+            session = await gate.sessions.get()
+            await session.is_closed.wait()
+            # The call is over for the manager, though its peer takes nothing.
+            assert not session.outgoing.empty()
+
+    play(scenario, OpenGate(words=20_000, word_characters=2000))
+
+
+def test_streams_beyond_what_a_job_may_have_are_turned_away_until_one_ends():
+    async def scenario(gate, address):
+        async with contextlib.AsyncExitStack() as stack:
+            calls, sessions = [], []
+            for _ in range(gate.most_streams_of_job):
+                call = await stack.enter_async_context(a_call(address))
+                await call.write(words(HELLO))
+                assert isinstance(await call.read(), bytes)
+                calls.append(call)
+                sessions.append(await gate.sessions.get())
+            async with a_call(address) as call:
+                assert (await ending(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            calls[0].cancel()
+            await sessions[0].is_closed.wait()
+            async with a_call(address) as call:
+                await call.write(words(HELLO))
+                assert isinstance(await call.read(), bytes)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("place", ["admit", "receive"])
+def test_a_bug_ends_its_stream_and_tells_the_peer_nothing_of_it(place, caplog):
+    async def scenario(gate, address):
+        async with a_call(address) as call:
+            await call.write(words(HELLO, Idle()))
+            code, details = await ending(call)
+        assert code is grpc.StatusCode.INTERNAL
+        assert details.startswith("cannot go on with this stream")
+        assert "secret" not in details
+
+    with caplog.at_level(logging.ERROR):
+        play(scenario, OpenGate(bug=place))
+    assert "a secret of the manager" in caplog.text
+    assert [record.name for record in caplog.records] == ["nni_manager.service.servicer"]
+
+
+@pytest.mark.parametrize(
+    "said", [b"", PREFACE[:5], PREFACE, OPENING], ids=["nothing", "half", "preface", "settings"]
+)
+def test_a_connection_that_never_makes_a_call_is_let_go(monkeypatch, said):
+    short = {
+        "grpc.server_handshake_timeout_ms": 500,
+        "grpc.http2.settings_timeout": 500,
+        "grpc.max_connection_idle_ms": 500,
+    }
+    options = dict(servicer._SERVER_OPTIONS)
+    assert options.keys() >= short.keys()
+    monkeypatch.setattr(servicer, "_SERVER_OPTIONS", list((options | short).items()))
+
+    async def scenario(_, address):
+        with connected(address, said) as peer:
+            assert await asyncio.to_thread(is_let_go, peer)
+
+    play(scenario)
+
+
+def test_connections_beyond_the_bound_are_let_go_and_others_go_on(monkeypatch):
+    monkeypatch.setattr(servicer, "MOST_CONNECTIONS", 10)
+
+    async def scenario(gate, address):
+        async with a_call(address) as call:
+            await call.write(words(HELLO))
+            assert isinstance(await call.read(), bytes)
+            session = await gate.sessions.get()
+            with contextlib.ExitStack() as stack:
+                peers = [stack.enter_context(connected(address, OPENING)) for _ in range(20)]
+                assert await asyncio.to_thread(is_let_go, peers[-1])
+                session.outgoing.put_nowait(Leave("still here"))
+                assert isinstance(await call.read(), bytes)
+
+    play(scenario)
+
+
+def test_files_are_left_for_all_the_rest(monkeypatch):
+    for limit, connections in [
+        (20_000, 4096),
+        (1024, 768),
+        (256, 128),
+        (servicer.resource.RLIM_INFINITY, 4096),
+    ]:
+        monkeypatch.setattr(servicer.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert servicer.most_connections() == connections
+
+
+def test_every_refusal_has_a_status_and_none_is_a_secret_bug():
+    assert grpc.StatusCode.INTERNAL not in STATUS_OF.values()
+    assert grpc.StatusCode.UNKNOWN not in STATUS_OF.values()
+
+
+def test_refusals_are_logged_up_to_a_budget_that_grows_again():
+    budget = servicer._LogBudget(at_once=3, per_s=1)
+    assert [budget.has_room(100.0) for _ in range(5)] == [True, True, True, False, False]
+    assert [budget.has_room(101.5) for _ in range(2)] == [True, False]
+    assert [budget.has_room(1000.0) for _ in range(4)] == [True, True, True, False]

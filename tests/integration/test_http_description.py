@@ -1,0 +1,240 @@
+"""The HTTP API of a real manager, held against its own description by clients that ask whatever they like."""
+
+import contextlib
+import json
+import re
+import socket
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from real_experiment import RealExperiment
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+ROOT = "/api/v1/nni"
+TRAIN = """
+import nni_sdk as nni
+nni.get_next_parameter()
+nni.report_intermediate_result(1)
+nni.report_final_result(float("nan") if nni.get_sequence_id() else 2)
+"""
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+# What a request may be answered with that fits no operation: nothing there, a path with a slash too many, not that
+# method, or no HTTP at all.
+OF_NO_OPERATION = {307, 400, 401, 404, 405, 411, 413, 431}
+
+
+class Served:
+    """A manager whose experiment is done, so that whatever is asked has an answer and stops nothing."""
+
+    def __init__(self, experiment):
+        self.experiment = experiment
+        self.session = requests.Session()
+        self.session.trust_env = False
+        self.session.headers["Authorization"] = f"Bearer {experiment.folder.process().token}"
+        self.origin = f"http://127.0.0.1:{experiment.port}"
+        self.trial = self.ask(f"{ROOT}/trial-jobs").json()[0]["id"]
+
+    def ask(self, path, verb="GET", **options):
+        return self.session.request(verb, self.origin + path, timeout=30, **options)
+
+    def raw(self, content):
+        """The status of what is answered to these bytes; None if nothing is."""
+        head = f"Host: 127.0.0.1\r\nAuthorization: {self.session.headers['Authorization']}\r\nConnection: close\r\n"
+        with socket.create_connection(("127.0.0.1", self.experiment.port), timeout=30) as peer:
+            peer.sendall(content.replace(b"HEAD\r\n", head.encode()))
+            answer = b""
+            with contextlib.suppress(OSError):
+                while piece := peer.recv(65536):
+                    answer += piece
+        match = re.match(rb"HTTP/1\.1 ([0-9]{3}) ", answer)
+        return None if match is None else int(match[1])
+
+    def assert_unmoved(self):
+        assert self.ask(f"{ROOT}/check-status").json() == {"status": "DONE", "errors": []}
+        folder = self.experiment.folder
+        text = folder.manager_log.read_text() + folder.manager_stderr.read_text()
+        assert "Traceback" not in text
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    experiment = RealExperiment(tmp_path_factory.mktemp("served"), TRAIN, trialConcurrency=1, maxTrialNum=2)
+    experiment.create()
+    try:
+        experiment.start()
+        experiment.wait_for_status("DONE")
+        served = Served(experiment)
+        with served.session:
+            yield served
+    finally:
+        experiment.close()
+
+
+@pytest.fixture
+def served(stage):
+    yield stage
+    stage.assert_unmoved()
+
+
+@pytest.fixture
+def description(served):
+    return served.ask(f"{ROOT}/openapi.json").json()
+
+
+def test_the_description_names_every_operation_and_what_it_may_answer(description):
+    found = {(method, path) for path, methods in description["paths"].items() for method in methods}
+    assert ("get", f"{ROOT}/trial-jobs/{{trial_id}}") in found
+    assert ("delete", f"{ROOT}/trial-jobs/{{trial_id}}") in found
+    assert ("delete", f"{ROOT}/experiment") in found
+    for methods in description["paths"].values():
+        for operation in methods.values():
+            assert operation["summary"].endswith((".", "answers before that is done."))
+            assert {"400", "401", "403"} < operation["responses"].keys()
+            assert "500" not in operation["responses"]
+    # Whoever reads it by the book finds nothing to object to.
+    schemathesis.openapi.from_dict(description)
+
+
+def test_without_the_token_there_is_not_even_a_description(served):
+    response = requests.get(f"{served.origin}{ROOT}/openapi.json", timeout=30)
+    assert response.status_code == 401
+    assert response.json()["error"].startswith("cannot ")
+
+
+def test_a_client_that_asks_whatever_it_likes_gets_what_the_description_promises(served, description):
+    # That would end the manager, and it is asked for by itself in other tests.
+    del description["paths"][f"{ROOT}/experiment"]["delete"]
+    schema = schemathesis.openapi.from_dict(description)
+    schema.config.update(base_url=served.origin)
+    asked = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        strategies = [
+            operation.as_strategy(generation_mode=mode)
+            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+            if mode is schemathesis.GenerationMode.POSITIVE or operation.path_parameters or operation.query
+        ]
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=st.one_of(strategies))
+        def ask(case):
+            nonlocal asked
+            asked += 1
+            response = case.call(session=served.session, timeout=30)
+            case.validate_response(response, checks=CHECKS)
+
+        ask()
+    assert asked > 100
+
+
+def test_real_values_are_answered_as_described(served, description):
+    schema = schemathesis.openapi.from_dict(description)
+    for path, status in [
+        (f"/trial-jobs/{served.trial}", 200),
+        (f"/trial-jobs/{served.trial}/usage", 200),
+        (f"/metric-data/{served.trial}?type=FINAL", 200),
+        ("/metric-data-range/0/999999999999999999", 200),
+        ("/metric-data-range/0/9999999999999999999", 400),
+        (f"/metric-data-range/0/{'9' * 5000}", 400),
+        ("/metric-data-range/-1/2", 400),
+        ("/metric-data-range/٣/4", 400),
+        ("/trial-jobs/%00", 404),
+        ("/trial-jobs/%ff%fe", 404),
+        ("/trial-jobs/..%2f..%2fetc%2fpasswd/usage", 404),
+        (f"/trial-jobs/{'x' * 10_000}", 404),
+        ("/metric-data?type=", 400),
+        ("/metric-data?type=%00", 400),
+        ("/metric-data?" + "type=FINAL&" * 1000, 200),
+    ]:
+        response = served.ask(ROOT + path)
+        assert response.status_code == status, (path[:60], response.text[:200])
+        if status != 200:
+            assert response.json()["error"].startswith("cannot ")
+            assert len(response.text) < 25_000
+    response = served.ask(f"{ROOT}/trial-jobs/{served.trial}", "DELETE")
+    assert response.status_code == 409
+    assert (
+        str(response.status_code)
+        in schema.raw_schema["paths"][f"{ROOT}/trial-jobs/{{trial_id}}"]["delete"]["responses"]
+    )
+
+
+@pytest.mark.parametrize("verb", ["POST", "PUT", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "x"])
+def test_methods_that_there_are_not_are_refused(served, description, verb):
+    for path in description["paths"]:
+        response = served.ask(path.format(trial_id=served.trial, first=0, last=1), verb)
+        assert response.status_code == 405
+        assert response.json()["error"].startswith("cannot ")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/", "//", "/..", "/../../etc/passwd", f"{ROOT}/../../../etc/passwd", f"{ROOT}//trial-jobs", f"{ROOT}/trial-jobs/",
+        f"{ROOT}/trial-jobs/%2e%2e/%2e%2e", f"{ROOT}/%00", f"{ROOT}/trial-jobs/a%0d%0aX: y", "*", "http://evil.example/", "%",
+        f"{ROOT}/trial-jobs/%", f"{ROOT}/trial-jobs/%zz", f"{ROOT}/openapi.json%00", f"{ROOT}/openapi.json/..", "?", "#",
+    ],
+)  # fmt: skip
+def test_paths_that_lead_nowhere_lead_nowhere(served, target):
+    assert served.raw(f"GET {target} HTTP/1.1\r\nHEAD\r\n\r\n".encode()) in OF_NO_OPERATION
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.binary(max_size=200)
+    | st.tuples(
+        st.sampled_from(["GET", "DELETE", "get", ""]), st.text(max_size=20), st.binary(max_size=60)
+    ).map(
+        lambda parts: (
+            f"{parts[0]} {ROOT}/{parts[1]} HTTP/1.1\r\nHEAD\r\n".encode("utf-8", "replace")
+            + parts[2]
+            + b"\r\n\r\n"
+        )
+    )
+)
+def test_bytes_that_are_hardly_http_are_refused_or_not_answered(stage, content):
+    with contextlib.suppress(TimeoutError):
+        assert stage.raw(content + b"\r\n\r\n") in {*OF_NO_OPERATION, 200, None}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n-1\r\nx\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffffff\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"Content-Length: -1\r\n\r\n",
+        b"Content-Length: 99999999999999999999\r\n\r\n",
+        b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
+        b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+    ],
+)
+def test_bodies_that_are_garbage_change_nothing(served, body):
+    status = served.raw(
+        b"DELETE " + f"{ROOT}/trial-jobs/{served.trial}".encode() + b" HTTP/1.1\r\nHEAD\r\n" + body
+    )
+    assert status in {None, 400, 409, 411, 413, 501}
+
+
+def test_an_answer_is_json_that_everybody_reads(served):
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    for path in ("/trial-jobs", "/summary", "/experiment", "/metric-data", "/export-data"):
+        json.loads(served.ask(ROOT + path).text, parse_constant=refuse)
