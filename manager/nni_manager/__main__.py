@@ -11,7 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from nni_manager import services
+from nni_manager import open_files, services
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
 from nni_manager.engine.tokens import api_token_of
@@ -59,6 +59,7 @@ def main() -> int:
         if config.pai is not None:
             # What it writes on the shared storage is for the users that containers run as. Its own folder stays closed.
             os.umask(0o022)
+        open_files.raise_limit()
         with folder.owned() as ownership:
             _log_to(folder, "debug" if arguments.debug or config.debug else config.log_level)
             return asyncio.run(_Manager(config, folder, arguments.host, arguments.port).run(ownership))

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nni_manager import open_files
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.local_openpai.options import Options
 from nni_manager.store.folders import state_of_user
@@ -325,6 +326,7 @@ def start(state: StateFolder, options: Options | None = None) -> Service:
         if child is not None:
             _end_half_started(child)
         raise
+    open_files.give_back(child.pid)  # the manager, too, may start it
     _started.append(child)
     return service
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from nni_manager import open_files
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.errors import TryAgain
 from nni_manager.store.process_identity import ProcessIdentity
@@ -95,6 +96,7 @@ class LocalTrainingService(TrainingService):
             raise TryAgain(
                 f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk or processes on this machine"
             ) from error
+        open_files.give_back(child.pid)
         self._children[job_id] = child
         identity = ProcessIdentity.of(child.pid)
         try:
