@@ -121,7 +121,7 @@ def _cluster_of_this_machine(
 
 def _entered(service: local_openpai.Service, patience: Patience | None) -> OpenPai:
     access = service.credentials
-    return OpenPai(service.process.address, access.user, token=access.token, patience=patience)
+    return OpenPai(service.process.address, access.user, token=access.token, patience=patience, is_own=True)
 
 
 def _shown_at(pai: PaiConfig, storage: Storage) -> Path:

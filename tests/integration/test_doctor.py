@@ -15,6 +15,7 @@ import pytest
 from fake_manager import EXPERIMENT, TRIAL
 from nvml_driver import build_driver
 from real_experiment import wait_until
+from strangers import give_away
 
 from nni_manager.domain.refusals import JobUnknown, VersionRefused
 from nni_manager.engine.tokens import token_of
@@ -259,6 +260,14 @@ def test_nobody_listens(site, examine):
     assert report.failed == ["grpc", "tcp"]
     assert "refuses: the machine is there and nobody listens" in report.words("tcp")
     assert "UNAVAILABLE" in report.words("grpc")
+
+
+def test_a_stranger_at_the_managers_port_is_told_and_is_not_given_the_token(site, examine):
+    give_away(int(site.manager.address.rpartition(":")[2]))
+    report = examine()
+    assert report.failed == ["grpc"]
+    assert "another user of this machine" in report.words("grpc")
+    assert site.manager.hellos == 0
 
 
 def test_an_address_among_others_that_is_dead_is_a_warning(site, examine):

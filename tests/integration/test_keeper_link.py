@@ -1,6 +1,7 @@
 """The keeper's stream to the manager, with everything that can break between them."""
 
 import contextlib
+import os
 import signal
 import time
 
@@ -8,6 +9,7 @@ import pytest
 from fake_manager import KEY, TRIAL
 from real_experiment import free_port_pair, wait_until
 from road_proxy import RoadProcess
+from strangers import NOBODY, give_away
 
 from nni_manager.domain.receiving import StreamBroken
 from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
@@ -310,6 +312,7 @@ def test_a_second_trial_is_more_than_this_keeper_can_take(site):
 # ---- orders
 
 WAITING = """
+import os
 import signal
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -452,3 +455,26 @@ def test_a_trial_that_removes_its_own_folder_ends_and_is_told(site):
     assert "cannot write in the workspace" in keeper.stderr
     with contextlib.suppress(FileNotFoundError):
         assert list(site.attempt().path.iterdir()) == []
+
+
+# ---- a port that is the manager's no more
+
+
+def test_a_stranger_at_the_managers_port_learns_nothing_and_gets_no_obedience(site):
+    give_away(int(site.manager.address.rpartition(":")[2]))
+    site.add_python_trial("print('on its own')")
+    keeper = site.start_keeper(linger_s=1.0)
+    assert keeper.wait() == 0
+    assert site.manager.hellos == 0
+    assert (
+        f"another user of this machine (uid {NOBODY}) listens at {site.manager.address}, so it is not trusted"
+        in keeper.stderr
+    )
+
+
+def test_a_keeper_of_another_user_than_its_manager_trusts_whose_manager_json_it_is(site):
+    give_away(int(site.manager.address.rpartition(":")[2]))
+    os.chown(site.workspace.manager_json, NOBODY, NOBODY)
+    site.add_python_trial("print('in a container')")
+    assert site.start_keeper().wait() == 0
+    assert site.manager.hellos == 1

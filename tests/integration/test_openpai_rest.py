@@ -6,6 +6,7 @@ import threading
 import pytest
 from fake_pai import PASSWORD, STORAGE, USER, FakeJob, FakePai
 from openpai_jobs import a_job, text_of
+from strangers import give_away
 
 from nni_manager.errors import UserMistake
 from nni_manager.training_services.openpai import rest
@@ -131,6 +132,17 @@ def test_a_cluster_that_stays_away_is_said_to_be_away(server, cluster):
     server.stop()
     with pytest.raises(ClusterAway, match="nobody listens there, or the connection broke"):
         cluster.jobs()
+
+
+def test_the_token_of_our_own_cluster_goes_to_nobody_else_who_has_its_port(server):
+    cluster = OpenPai(server.host, USER, token=TOKEN, patience=QUICK, is_own=True)
+    assert cluster.jobs() == []
+    cluster = OpenPai(server.host, USER, token=TOKEN, patience=QUICK, is_own=True)
+    asked = server.counted()
+    give_away(int(server.host.rpartition(":")[2]))
+    with pytest.raises(ClusterAway, match=r"out of reach, another user of this machine .* not trusted; see"):
+        cluster.jobs()
+    assert server.counted() == asked
 
 
 def test_a_server_that_hangs_is_not_waited_for(server):

@@ -4,12 +4,14 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
 import stat
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import requests
@@ -17,6 +19,7 @@ import yaml
 from openpai_here import JOBS, Client, refused
 from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import wait_until
+from strangers import give_away
 
 from nni_manager.local_openpai import service
 from nni_manager.local_openpai.options import (
@@ -304,6 +307,32 @@ def test_jobs_go_on_without_it_and_are_found_again(state, tmp_path):
     path = detail["taskRoles"]["worker"]["taskStatuses"][0]["containerLog"]
     uris = {each["name"]: each["uri"] for each in client.get(path).json()["locations"]}
     assert client.get(uris["stdout"]).text == "went on\n"
+
+
+def test_a_stranger_at_its_port_is_not_taken_for_it_and_is_not_given_the_token(state):
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_):
+            pass
+
+    state.path.mkdir()
+    state.write_credentials(service.Credentials("ada", "password", "token"))
+    with HTTPServer(("127.0.0.1", 0), Handler) as serving:
+        state.write_process(service.ServiceProcess.here("127.0.0.1", Options(port=serving.server_port)))
+        give_away(serving.server_port)
+        with state.owned(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(serving.handle_request)
+            assert service.running(state) is None
+    assert asked == []
+    shutil.rmtree(state.path)  # nothing to end
 
 
 def test_after_kill_9_it_is_known_to_be_gone_and_comes_back(state):

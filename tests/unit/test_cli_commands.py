@@ -11,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import click
 import psutil
 import pytest
+from strangers import give_away
 
 from nni_manager.cli import main, manager_process
+from nni_manager.cli.client import ManagerClient, ManagerSilent
 from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.receiving import Receiver
@@ -392,6 +394,18 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
         monkeypatch.setattr(manager_process, "_REPORT_EVERY_S", 0.0)
         manager_process.stop_experiment(resolve("abc11111"), report)
     assert lines == ["1 trial has not ended yet", "cannot write db: disk full", "2 trials have not ended yet"]
+
+
+def test_a_stranger_at_the_managers_port_is_not_given_the_token():
+    asked = []
+    with an_http_manager(lambda: asked.append(1) or {"id": "abc11111"}) as port:
+        client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__, "secret"))
+        assert client.summary() == {"id": "abc11111"}
+        give_away(port)
+        client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__, "secret"))
+        with pytest.raises(ManagerSilent, match=r"another user of this machine .* listens at .*; wait and"):
+            client.summary()
+    assert asked == [1]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ Each check stands alone: it runs in a thread with a time limit, so neither stora
 packets hides what the others find. A check that lacks something which another has already complained of is skipped.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -27,6 +28,7 @@ from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
 from trial_keeper.wire.messages import Hello, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+from trial_keeper.wire.own_port import StrangerListens, check_own
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Workspace
 
@@ -87,7 +89,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
     values, problems = read_settings(environ)
     yield check_settings(values, problems)
     yield bounded("bash", check_bash)
-    document = None
+    read = None
     root = values.get("workspace")
     if root is None:
         why = "no TRIAL_KEEPER_WORKSPACE says where it is"
@@ -106,13 +108,14 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield bounded("space", lambda: check_space(workspace.root))
         yield bounded("clock", lambda: check_clock(workspace.root))
         yield bounded("manager", lambda: check_manager_document(workspace, values))
-        document = _read_document(workspace)
-    if document is None:
+        read = _read_document(workspace)
+    if read is None:
         why = "no manager.json says which manager"
         yield from (Finding(name, Outcome.SKIP, why) for name in ("version", "name", "tcp", "tls", "grpc"))
     else:
+        document, manager_uid = read
         yield check_version(document.version, is_asked=values.get("version_check", True) is True)
-        for name, check in _network_checks(document.certificate):
+        for name, check in _network_checks(document.certificate, manager_uid):
             yield from at_each(name, check, document.addresses, values)
     yield bounded("gpu", check_gpus)
 
@@ -328,12 +331,13 @@ def check_manager_document(workspace: Workspace, values: Mapping[str, SettingVal
     return _ok("manager", found)
 
 
-def _read_document(workspace: Workspace) -> ManagerDocument | None:
-    """What `check_manager_document` has looked at; None if it has complained, or hangs."""
-    found: list[ManagerDocument] = []
+def _read_document(workspace: Workspace) -> tuple[ManagerDocument, int] | None:
+    """What `check_manager_document` has looked at, and whose it is; None if it has complained, or hangs."""
+    found: list[tuple[ManagerDocument, int]] = []
 
     def read() -> Finding:
-        found.append(ManagerDocument.from_bytes(workspace.manager_json.read_bytes()))
+        document = ManagerDocument.from_bytes(workspace.manager_json.read_bytes())
+        found.append((document, workspace.manager_json.stat().st_uid))
         return _ok("manager", "")
 
     bounded("manager", read)
@@ -413,7 +417,9 @@ def check_tls(certificate: str | None, address: str, _: Mapping[str, SettingValu
     )
 
 
-def check_service(certificate: str | None, address: str, values: Mapping[str, SettingValue]) -> Finding:
+def check_service(
+    certificate: str | None, manager_uid: int, address: str, values: Mapping[str, SettingValue]
+) -> Finding:
     """Whether the manager would let this job's keeper in. The session of the keeper that runs is not touched."""
     missing = [name for name in ("experiment_id", "job_id", "token") if name not in values]
     if missing:
@@ -428,6 +434,15 @@ def check_service(certificate: str | None, address: str, values: Mapping[str, Se
         found = check_tls(certificate, address, values)
         if found.outcome is Outcome.FAIL:
             return replace(found, check="grpc")
+    else:
+        # One that nobody listens at says so itself.
+        with contextlib.suppress(ConnectionRefusedError):
+            try:
+                check_own(*_split(address), [manager_uid])
+            except StrangerListens as error:
+                return _fail(
+                    "grpc", str(error), "`nnictl resume` brings the manager back, at a port of its own"
+                )
     job_id, token = str(values["job_id"]), str(values["token"])
     hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
     began_s = time.monotonic()
@@ -479,12 +494,12 @@ def _refusal(address: str, error: Exception) -> Finding:
 NetworkCheck = Callable[[str, Mapping[str, SettingValue]], Finding]
 
 
-def _network_checks(certificate: str | None) -> tuple[tuple[str, NetworkCheck], ...]:
+def _network_checks(certificate: str | None, manager_uid: int) -> tuple[tuple[str, NetworkCheck], ...]:
     return (
         ("name", check_name),
         ("tcp", check_tcp),
         ("tls", partial(check_tls, certificate)),
-        ("grpc", partial(check_service, certificate)),
+        ("grpc", partial(check_service, certificate, manager_uid)),
     )
 
 

@@ -18,6 +18,7 @@ from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Usage, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
+from trial_keeper.wire.own_port import StrangerListens, check_own
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Workspace
@@ -192,6 +193,8 @@ class ManagerLink:
         """Talk until the stream ends; why it did."""
         try:
             document = ManagerDocument.from_bytes(self._workspace.manager_json.read_bytes())
+            # A keeper in a container may be another user than its manager, whose document it is.
+            manager_uid = self._workspace.manager_json.stat().st_uid
         except (OSError, DocumentInvalid) as error:
             return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
         address = document.addresses[self._tries % len(document.addresses)]
@@ -199,9 +202,15 @@ class ManagerLink:
         async with _channel(address, document.certificate) as channel:
             try:
                 await asyncio.wait_for(_connected(channel, address, document.certificate), CONNECT_TIMEOUT_S)
+                if document.certificate is None:
+                    # Nothing else tells whether it is still the manager that has this port.
+                    host, _, port = address.rpartition(":")
+                    check_own(host, int(port), [manager_uid])
                 await self._talk(channel, outgoing)
             except (TimeoutError, asyncio.TimeoutError):
                 return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
+            except StrangerListens as error:
+                return LinkLost(str(error))
             except ConnectionRefusedError:
                 return LinkLost(f"nobody listens at {address}")
             except OSError as error:

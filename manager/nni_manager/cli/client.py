@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.own_http import keep_to_own, stranger_in
 from nni_manager.store.folders import ManagerProcess
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class ManagerClient:
         except requests.exceptions.SSLError as error:
             raise self._silent("what answers there has not its certificate") from error
         except requests.ConnectionError as error:
-            raise self._silent("nobody listens there") from error
+            raise self._silent(str(stranger_in(error) or "nobody listens there")) from error
         except requests.Timeout as error:
             raise self._silent(f"no answer within {_ANSWER_WITHIN_S:.0f} s") from error
         except requests.RequestException as error:
@@ -98,6 +99,8 @@ def session_with(process: ManagerProcess) -> requests.Session:
     # A proxy of the environment cannot reach this machine's loopback, and .netrc has another token.
     session.trust_env = False
     session.headers["Authorization"] = f"Bearer {process.token}"
+    # Over HTTP, on loopback: its port may be another user's by now.
+    keep_to_own(session)
     if process.certificate_sha256 is not None:
         adapter = HTTPAdapter()
         # The certificate is known: who signed it, for which address, does not matter.

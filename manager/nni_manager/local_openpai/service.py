@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from nni_manager import open_files
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.local_openpai.options import Options
+from nni_manager.own_http import OwnConnection
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.process_identity import ProcessIdentity
@@ -262,9 +263,7 @@ def _is_owned(state: StateFolder) -> bool:
 
 def _answers(service: Service) -> bool:
     """Whether this process, and no other that has its port by now, answers there."""
-    connection = http.client.HTTPConnection(
-        service.process.host, service.process.options.port, timeout=_ANSWERS_WITHIN_S
-    )
+    connection = OwnConnection(service.process.host, service.process.options.port, timeout=_ANSWERS_WITHIN_S)
     try:
         connection.request(
             "GET", "/api/v2/tokens/check", headers={"Authorization": f"Bearer {service.credentials.token}"}

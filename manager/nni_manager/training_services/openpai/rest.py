@@ -23,6 +23,7 @@ import requests
 from requests.auth import AuthBase
 
 from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.own_http import keep_to_own, stranger_in
 from nni_manager.training_services.openpai.export import dumped
 from nni_manager.training_services.openpai.states import JobState
 
@@ -156,10 +157,13 @@ class OpenPai:
         password: str | None = None,
         newer_token: Callable[[], str | None] = lambda: None,
         patience: Patience | None = None,
+        is_own: bool = False,
     ) -> None:
         """`host` with or without scheme. With a password, a token is got when one is needed.
 
         `newer_token` is asked when a token has expired: somebody may have written down another one. Called from any thread.
+
+        `is_own`: it is a program of this user on this machine, and spoken to nobody else who has its port by now.
 
         Raises:
             UserMistake: `host` is no host.
@@ -174,6 +178,7 @@ class OpenPai:
         self._token = token
         self._password = password
         self._newer_token = newer_token
+        self._is_own = is_own
         self._patience = patience or Patience()
         self._login = threading.Lock()
         self._closed = threading.Event()
@@ -498,6 +503,8 @@ class OpenPai:
         if session is None:
             session = self._sessions.session = requests.Session()
             session.trust_env = self._may_use_proxy
+            if self._is_own:
+                keep_to_own(session)
         return session
 
     # ---- logging in
@@ -625,6 +632,8 @@ def _code(answer: requests.Response) -> str:
 
 def _why_no_answer(error: requests.RequestException) -> str:
     # The library's own words name the whole address, which may hold a token.
+    if (stranger := stranger_in(error)) is not None:
+        return str(stranger)
     match error:
         case requests.exceptions.SSLError():
             return "its certificate is not trusted on this machine (REQUESTS_CA_BUNDLE names others to trust)"

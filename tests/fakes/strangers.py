@@ -1,0 +1,39 @@
+"""Another user of this machine, who listens where a program of ours did."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+NOBODY = 65534
+
+
+def give_away(port: int, uid: int = NOBODY) -> None:
+    """Let the sockets of this process that listen at a port be another user's, as far as the kernel tells."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a socket to another user")
+    given = [descriptor for descriptor in map(int, os.listdir("/proc/self/fd")) if _listens(descriptor, port)]
+    assert given, f"nothing of this process listens at {port}"
+    for descriptor in given:
+        os.fchown(descriptor, uid, uid)
+
+
+def _listens(descriptor: int, port: int) -> bool:
+    with contextlib.suppress(OSError), _borrowed(descriptor) as candidate:
+        return (
+            candidate.family in (socket.AF_INET, socket.AF_INET6)
+            and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+            and candidate.getsockname()[1] == port
+        )
+    return False
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    candidate = socket.socket(fileno=descriptor)
+    try:
+        yield candidate
+    finally:
+        candidate.detach()
