@@ -55,3 +55,17 @@ def test_a_role_with_dashes_in_its_name_is_found() -> None:
     named = Completion((TaskRole("my-ps", 1, -1, -1), TaskRole("my-worker", 1, 1, 1)))
     assert named.decisive([end_of("my-ps-0", well=False)]) is None
     assert named.tasks == 2
+
+
+def test_tasks_that_were_stopped_because_the_trial_was_over_decide_nothing_when_all_is_told_again() -> None:
+    def stopped(task: str) -> TrialEnded:
+        return TrialEnded(AttemptKey("abcde", 0, task), ExitReason.TRIAL_OVER, 143, 1.0, 2.0)
+
+    success, failure = end_of("worker-0"), end_of("worker-1", well=False)
+    one_is_enough = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 1)))
+    assert one_is_enough.decisive([stopped("ps-0"), stopped("worker-1")]) is None
+    assert one_is_enough.decisive([stopped("ps-0"), stopped("worker-1"), success]) is success
+    assert one_is_enough.decisive([stopped("ps-0"), failure]) is failure
+    lenient = Completion((TaskRole("worker", 2, -1, -1),))
+    assert lenient.decisive([failure, stopped("worker-0")]) is failure
+    assert Completion().decisive([stopped("main-0")]) is not None, "somebody says so of the only task"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nni_manager.domain.trial import FINAL_STATE, FINAL_STATES, NEXT, Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
-from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 
 W, R, S, C = TrialState.WAITING, TrialState.RUNNING, TrialState.STOPPING, TrialState.CLOSING
 FIRST, SECOND = AttemptKey("abcde", 0, "main"), AttemptKey("abcde", 1, "main")
@@ -111,6 +111,16 @@ def test_a_command_that_was_done_before_the_stop_reached_it_has_succeeded(a_tria
     assert trial.state is TrialState.SUCCEEDED
 
 
+@pytest.mark.parametrize("reason", ExitReason)
+def test_other_tasks_of_a_trial_that_is_over_are_stopped_with_a_reason_that_keepers_take(
+    a_trial, reason: ExitReason
+) -> None:
+    trial = a_trial(state=R, attempt=0)
+    trial.finished(an_end(reason))
+    assert trial.reason_for_others in STOP_REASONS
+    assert trial.reason_for_others is (reason if reason in STOP_REASONS else ExitReason.TRIAL_OVER)
+
+
 def test_a_trial_that_is_gone_was_stopped_if_a_stop_was_asked_for(a_trial) -> None:
     lost, stopped = a_trial(state=R), a_trial(state=S, stop_reason=ExitReason.STOPPED_BY_USER)
     for trial in (lost, stopped):
@@ -188,7 +198,7 @@ def test_an_attempt_that_is_told_again_keeps_what_it_has(a_trial) -> None:
 
 def test_a_task_has_delivered_when_its_end_is_told_and_nothing_is_missing(a_trial):
     trial = a_trial()
-    trial.began(FIRST, 1.0)
+    trial.began(FIRST, 1.0, 1.0)
     assert not trial.has_delivered(FIRST)
     trial.ended_in(an_end())
     assert not trial.has_delivered(FIRST)

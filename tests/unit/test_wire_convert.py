@@ -30,7 +30,7 @@ from trial_keeper.wire.convert import (
     manager_messages_to_bytes,
     manager_messages_to_pb,
 )
-from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
@@ -59,7 +59,7 @@ KEEPER_MESSAGES = {
 MANAGER_MESSAGES = {
     m.Welcome: st.builds(m.Welcome, TEXT, st.lists(ATTEMPTS).map(tuple)),
     m.RunTrial: st.builds(m.RunTrial, NAMES),
-    m.StopTrial: st.builds(m.StopTrial, NAMES, REASONS),
+    m.StopTrial: st.builds(m.StopTrial, NAMES, st.sampled_from(sorted(STOP_REASONS))),
     m.Durable: st.builds(m.Durable, ATTEMPTS),
     m.Leave: st.builds(m.Leave, TEXT),
 }
@@ -181,6 +181,13 @@ def test_an_unknown_reason_is_invalid(word: str) -> None:
         keeper_message_from_pb(pb.ConnectRequest(trial_ended=pb.TrialEnded(key=KEY, reason=word)))
     with pytest.raises(MessageInvalid, match=repr(word)):
         manager_message_from_pb(pb.ConnectResponse(stop_trial=pb.StopTrial(trial_id="a", reason=word)))
+
+
+@pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_REASONS))
+def test_nobody_can_say_from_outside_how_a_command_ended(reason: ExitReason) -> None:
+    stop = pb.StopTrial(trial_id="a", reason=reason.value)
+    with pytest.raises(MessageInvalid, match=f"nobody stops a trial with the reason {reason.value!r}"):
+        manager_message_from_pb(pb.ConnectResponse(stop_trial=stop))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\0", "a\n", "x" * 300])

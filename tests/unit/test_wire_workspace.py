@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_keeper.wire.messages import LARGEST_SIZE, LATEST_S, AttemptKey, StopTrial, Stream, TrialEnded
-from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.workspace import (
     DocumentInvalid,
     ManagerDocument,
@@ -199,8 +199,17 @@ def test_an_end_that_nobody_could_store_or_show_is_none(change: dict[str, object
         exit_from_bytes(json.dumps(document).encode())
 
 
-def test_stop_json_is_read_as_it_was_written() -> None:
-    stop = StopTrial("abcde", ExitReason.EARLY_STOPPED)
+@pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_REASONS))
+def test_no_stop_json_says_how_a_command_ended(reason: ExitReason) -> None:
+    with pytest.raises(
+        DocumentInvalid, match=r"cannot read stop\.json: .*nobody stops a trial with the reason"
+    ):
+        stop_from_bytes(stop_to_bytes(StopTrial("abcde", reason)))
+
+
+@pytest.mark.parametrize("reason", sorted(STOP_REASONS))
+def test_stop_json_is_read_as_it_was_written(reason: ExitReason) -> None:
+    stop = StopTrial("abcde", reason)
     assert stop_from_bytes(stop_to_bytes(stop)) == stop
 
 

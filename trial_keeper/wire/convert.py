@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import DecodeError
 
 from trial_keeper.wire import messages as m
-from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
@@ -239,7 +239,8 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
     """What the manager said.
 
     Raises:
-        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder.
+        MessageInvalid: no known message, an unknown stream or reason, a reason that is none to stop for, an id that cannot
+            name a folder.
     """
     match response.WhichOneof("message"):
         case "durable":
@@ -253,7 +254,7 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
             return m.RunTrial(_id_from(response.run_trial.trial_id))
         case "stop_trial":
             stop = response.stop_trial
-            return m.StopTrial(_id_from(stop.trial_id), _reason_from(stop.reason))
+            return m.StopTrial(_id_from(stop.trial_id), _stop_reason_from(stop.reason))
         case "leave":
             return m.Leave(response.leave.reason)
         case _:
@@ -353,3 +354,10 @@ def _reason_from(word: str) -> ExitReason:
         raise MessageInvalid(
             f"cannot read a message: reason {_shown(word)} is unknown to this version"
         ) from error
+
+
+def _stop_reason_from(word: str) -> ExitReason:
+    reason = _reason_from(word)
+    if reason not in STOP_REASONS:
+        raise MessageInvalid(f"cannot read a message: nobody stops a trial with the reason {word!r}")
+    return reason

@@ -18,3 +18,11 @@ class ExitReason(str, Enum):
     MOUNT = "mount"
     VERSION = "version"
     COULD_NOT_START = "could not start"
+    TRIAL_OVER = "trial over"
+    """Of one task: the others have ended the trial, which has a reason of its own."""
+
+
+STOP_REASONS = frozenset(
+    {ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT, ExitReason.TRIAL_OVER}
+)
+"""Why a keeper may be told to stop a trial. It puts the reason on record; how a command ended by itself, only it can say."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
-from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 
 # An id names a folder, so it can hold nothing that leads out of one.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
@@ -367,7 +367,10 @@ def stop_from_bytes(content: bytes) -> StopTrial:
     """
     document = _load("stop.json", content)
     with _fields_of("stop.json"):
-        return StopTrial(_typed(document["trial_id"], str), ExitReason(document["reason"]))
+        reason = ExitReason(document["reason"])
+        if reason not in STOP_REASONS:
+            raise ValueError(f"nobody stops a trial with the reason {reason.value!r}")
+        return StopTrial(_typed(document["trial_id"], str), reason)
 
 
 def _exit_code(value: Any) -> int:

@@ -43,7 +43,8 @@ class Completion:
         """The end that ends the trial; None while other tasks may still decide. `ends` are in the order they were told.
 
         When all tasks have ended and no role's policy was met, the trial is a success if one task was: the policy says which
-        failures matter, and none of them did.
+        failures matter, and none of them did. A task that was stopped because the trial was over counts as neither: a manager
+        that is told all ends again decides again as the one before it did.
         """
         policies = {role.name: role for role in self.roles}
         failed: Counter[str] = Counter()
@@ -51,6 +52,8 @@ class Completion:
         told = list(ends)
         for ended in told:
             name = ended.key.task.rpartition("-")[0]
+            if ended.reason is ExitReason.TRIAL_OVER:
+                continue
             role = policies.get(name, TaskRole(name))
             counted = succeeded if ended.reason is ExitReason.SUCCEEDED else failed
             counted[name] += 1
@@ -58,4 +61,5 @@ class Completion:
                 return ended
         if len(told) < self.tasks:
             return None
-        return next((ended for ended in told if ended.reason is ExitReason.SUCCEEDED), told[-1])
+        by_themselves = [ended for ended in told if ended.reason is not ExitReason.TRIAL_OVER] or told
+        return next((ended for ended in told if ended.reason is ExitReason.SUCCEEDED), by_themselves[-1])

@@ -350,7 +350,7 @@ class Experiment:
             # One more task of the attempt that runs, or the same one, told to a manager that has just been started.
             trial.joined(key)
             is_too_late = trial.reason is not None and self.completion.tasks > 1
-            return [CancelTrial(trial, trial.reason)] if is_too_late and trial.reason is not None else []
+            return [CancelTrial(trial, trial.reason_for_others)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
         stopped_before = trial.stop_reason or (
@@ -417,7 +417,7 @@ class Experiment:
         goes_on_elsewhere = trial.undelivered - trial.ends.keys()
         effects: list[Effect] = [SaveTrial(trial)]
         if goes_on_elsewhere:
-            effects.append(CancelTrial(trial, decisive.reason))
+            effects.append(CancelTrial(trial, trial.reason_for_others))
         return effects
 
     def _note_delivery(self, key: AttemptKey, now_s: float) -> list[Effect]:

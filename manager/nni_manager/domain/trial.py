@@ -11,7 +11,7 @@ from typing import Any
 
 from nni_manager.domain.usage import PeakUsage
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
-from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 
 
 class TrialState(str, Enum):
@@ -52,6 +52,8 @@ FINAL_STATE: dict[ExitReason, TrialState] = {
     ExitReason.MOUNT: TrialState.FAILED,
     ExitReason.VERSION: TrialState.FAILED,
     ExitReason.COULD_NOT_START: TrialState.FAILED,
+    # No trial ends so, unless a keeper says that of the only task there is.
+    ExitReason.TRIAL_OVER: TrialState.FAILED,
 }
 FINAL_STATES = frozenset(FINAL_STATE.values())
 
@@ -234,6 +236,12 @@ class Trial:
         self._turn_to(ended.key)  # one that could not be started has an end only
         self.ends[ended.key.task] = ended
         self.undelivered.add(ended.key.task)
+
+    @property
+    def reason_for_others(self) -> ExitReason:
+        """Why tasks that still run are to stop, once others have ended the trial: they neither failed nor succeeded."""
+        reason = self.reason
+        return reason if reason is not None and reason in STOP_REASONS else ExitReason.TRIAL_OVER
 
     def finished(self, ended: TrialEnded) -> None:
         """The command is over. What we asked for before decides the reason, unless the command had succeeded by itself."""

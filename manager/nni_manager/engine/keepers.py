@@ -425,4 +425,4 @@ def _stopped_for(trial: Trial, task: str) -> ExitReason | None:
     """Why a task that still runs is not to: somebody stopped the trial, or other tasks have ended it."""
     if trial.state is TrialState.STOPPING:
         return trial.stop_reason
-    return trial.reason if trial.ended is not None and task not in trial.ends else None
+    return trial.reason_for_others if trial.ended is not None and task not in trial.ends else None
