@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -394,6 +395,47 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
         monkeypatch.setattr(manager_process, "_REPORT_EVERY_S", 0.0)
         manager_process.stop_experiment(resolve("abc11111"), report)
     assert lines == ["1 trial has not ended yet", "cannot write db: disk full", "2 trials have not ended yet"]
+
+
+@pytest.mark.parametrize("looks_like", ["another program", "a view of it"])
+def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_named(
+    an_experiment, monkeypatch, looks_like
+):
+    monkeypatch.setattr(manager_process, "_LEFT_WITHIN_S", 0.2)
+    folder = an_experiment("abc11111")
+    arguments = ["600"] if looks_like == "another program" else ["600", str(folder.path), "--view"]
+    sleep = "import sys, time; time.sleep(int(sys.argv[1]))"
+    with (
+        folder.owned() as ownership,
+        subprocess.Popen([sys.executable, "-c", sleep, *arguments]) as bystander,
+    ):
+        try:
+            folder.write_process(ManagerProcess(bystander.pid, "127.0.0.1", 9000, __version__))
+            with pytest.raises(manager_process.ManagerStuck) as caught:
+                manager_process.leave(resolve("abc11111"))
+            assert str(ownership.owner) in str(caught.value)
+            assert "kill" not in str(caught.value)
+            assert str(bystander.pid) not in str(caught.value)
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+def test_a_manager_that_ignores_the_word_to_end_is_named(an_experiment, monkeypatch):
+    monkeypatch.setattr(manager_process, "_LEFT_WITHIN_S", 0.2)
+    folder = an_experiment("abc11111")
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    with (
+        folder.owned(),
+        subprocess.Popen([sys.executable, "-c", deaf, str(folder.path)], stdout=subprocess.PIPE) as manager,
+    ):
+        try:
+            manager.stdout.readline()
+            folder.write_process(ManagerProcess(manager.pid, "127.0.0.1", 9000, __version__))
+            with pytest.raises(manager_process.ManagerStuck, match=f"`kill -9 {manager.pid}`"):
+                manager_process.leave(resolve("abc11111"))
+        finally:
+            manager.kill()
 
 
 def test_a_stranger_at_the_managers_port_is_not_given_the_token():

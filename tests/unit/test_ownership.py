@@ -11,7 +11,7 @@ import time
 import pytest
 from real_experiment import wait_until
 
-from nni_manager.store.folders import ExperimentFolder, ExperimentTaken
+from nni_manager.store.folders import ExperimentFolder, ExperimentTaken, ManagerProcess
 from nni_manager.store.ownership import WATCHED_FOR_S, Ownership, owner_elsewhere, owner_in
 
 
@@ -125,3 +125,23 @@ def test_an_owner_whose_folder_was_deleted_goes_on(folder):
         held = stack.enter_context(folder.owned())
         folder.remove()
     assert not held.is_lost
+
+
+def test_a_manager_that_is_still_starting_is_not_taken_for_the_one_before_it(folder):
+    with folder.owned():
+        folder.write_process(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"))
+        assert folder.running_process().port == 9000
+    assert folder.process().port == 9000, "who was the last"
+    with folder.owned():
+        assert folder.running_process() is None
+
+
+def test_a_view_that_has_ended_leaves_no_note_for_the_next_one(folder):
+    with folder.viewed():
+        folder.write_view(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"))
+        assert folder.running_view().port == 9000
+    note = folder.path / "view-process.json"
+    assert not note.exists()
+    note.write_bytes(b"of one that was killed")
+    with folder.viewed():
+        assert folder.running_view() is None

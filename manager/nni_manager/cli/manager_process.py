@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from nni_manager.cli.experiments import KnownExperiment
 from nni_manager.cli.preflight import HOST, ports_are_free
 from nni_manager.errors import CANNOT_LISTEN, TryAgain, UserMistake
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.process_identity import terminate
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentConfig
@@ -298,12 +298,16 @@ def leave(known: KnownExperiment) -> None:
     process = known.running_process()
     if process is None:
         return
-    with contextlib.suppress(psutil.NoSuchProcess):
-        owner = psutil.Process(process.pid)
-        # A manager that is just starting has not written its pid yet; what stands there may be anybody's by now.
-        if str(known.folder.path) in owner.cmdline():
-            owner.terminate()
-    if not _wait_until_gone(known, _LEFT_WITHIN_S):
+    descriptor = _descriptor_of(process, known.folder, is_view=False)
+    if descriptor is None:
+        # It is just ending, or a process of another machine: this number may be anybody's here.
+        if _wait_until_gone(known, _LEFT_WITHIN_S):
+            return
+        raise ManagerStuck(
+            f"cannot end the manager of experiment {known.experiment_id}: {known.folder.owner() or 'another process'} owns it, "
+            f"and is no process of this machine; `nnictl stop {known.experiment_id}` there ends it"
+        )
+    if not terminate(descriptor, _LEFT_WITHIN_S):
         raise ManagerStuck(
             f"cannot end the manager of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
             f"end it with `kill -9 {process.pid}`: nothing stored is lost, and `nnictl resume {known.experiment_id}` goes on"
@@ -319,16 +323,8 @@ def end_view(known: KnownExperiment) -> None:
     process = known.view
     if process is None:
         return
-    descriptor = _descriptor_of(process, known.folder, "--view")
-    if descriptor is None:
-        return
-    try:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        ended, _, _ = select.select([descriptor], [], [], _LEFT_WITHIN_S)
-    finally:
-        os.close(descriptor)
-    if not ended:
+    descriptor = _descriptor_of(process, known.folder, is_view=True)
+    if descriptor is not None and not terminate(descriptor, _LEFT_WITHIN_S):
         raise ManagerStuck(
             f"cannot end the view of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
             f"end it with `kill -9 {process.pid}`: it has nothing to lose"
@@ -337,7 +333,7 @@ def end_view(known: KnownExperiment) -> None:
 
 def wait_for_view(known: KnownExperiment) -> None:
     """Returns when nobody serves this view of the experiment any more."""
-    descriptor = None if known.view is None else _descriptor_of(known.view, known.folder, "--view")
+    descriptor = None if known.view is None else _descriptor_of(known.view, known.folder, is_view=True)
     if descriptor is not None:
         try:
             select.select([descriptor], [], [])
@@ -345,14 +341,15 @@ def wait_for_view(known: KnownExperiment) -> None:
             os.close(descriptor)
 
 
-def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, option: str) -> int | None:
+def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view: bool) -> int | None:
     """A descriptor of the process, None if it has ended: its number may be anybody's by now."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if {str(folder.path), option} <= set(psutil.Process(process.pid).cmdline()):
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        words = psutil.Process(process.pid).cmdline()
+        if str(folder.path) in words and ("--view" in words) is is_view:
             return descriptor
     os.close(descriptor)
     return None

@@ -10,8 +10,6 @@ import contextlib
 import http.client
 import json
 import os
-import select
-import signal
 import subprocess
 import sys
 import time
@@ -26,7 +24,7 @@ from nni_manager.local_openpai.options import Options
 from nni_manager.own_http import OwnConnection
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
-from nni_manager.store.process_identity import ProcessIdentity
+from nni_manager.store.process_identity import ProcessIdentity, terminate
 from trial_keeper import __version__
 
 T = TypeVar("T")
@@ -394,13 +392,9 @@ def stop(state: StateFolder) -> ServiceProcess | None:
                 f"see {state.log}, and try again"
             )
         time.sleep(_POLL_S)  # it is just beginning, or ending
-    try:
-        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        ended, _, _ = select.select([descriptor], [], [], _ENDED_WITHIN_S)
-    finally:
-        os.close(descriptor)
+    has_ended = terminate(descriptor, _ENDED_WITHIN_S)
     _started[:] = [child for child in _started if child.poll() is None]
-    if not ended:
+    if not has_ended:
         raise ServiceStuck(
             f"cannot end the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "
             f"end it with `kill -9 {process.pid}`: nothing stored is lost"

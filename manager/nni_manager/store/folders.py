@@ -11,7 +11,7 @@ from pathlib import Path
 from nni_manager.errors import UserMistake
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.owner_lock import OwnerLock
-from nni_manager.store.ownership import Ownership, owner_elsewhere, owner_in
+from nni_manager.store.ownership import Owner, Ownership, owner_elsewhere, owner_in
 from trial_keeper.wire.workspace import Workspace, replace_file
 
 # A folder where any user may make files and folders, and remove only their own.
@@ -191,7 +191,7 @@ class ExperimentFolder:
         return None
 
     def process(self) -> ManagerProcess | None:
-        """Who owns the experiment, or did so last; None before the first manager was ready, or when nobody can tell."""
+        """Who owns the experiment, or did so last; None as long as a new manager is not ready, or when nobody can tell."""
         with contextlib.suppress(FolderUnreadable):
             return self._read_process(self._process_json)
         return None
@@ -240,6 +240,11 @@ class ExperimentFolder:
                 f"{error.strerror}; give yourself the right to read it"
             ) from error
 
+    def owner(self) -> Owner | None:
+        """The process that has put its name down as the owner; None: nobody has."""
+        found = owner_in(self._lock.path)
+        return None if found is None else found[0]
+
     def has_database(self) -> bool:
         """Whether there is anything stored of the experiment.
 
@@ -267,9 +272,9 @@ class ExperimentFolder:
             try:
                 stack.enter_context(self._lock.owned())
             except BlockingIOError as error:
-                owner, process = owner_in(path), self.process()
-                whom = f"manager {owner[0]}" if owner else "another manager"
-                port = f", port {process.port}" if process and owner and process.pid == owner[0].pid else ""
+                owner, process = self.owner(), self.process()
+                whom = f"manager {owner}" if owner else "another manager"
+                port = f", port {process.port}" if process and owner and process.pid == owner.pid else ""
                 raise ExperimentTaken(
                     f"cannot own experiment {name}: {whom}{port} does; stop it first with `nnictl stop {name}`"
                 ) from error
@@ -279,6 +284,8 @@ class ExperimentFolder:
                     f"cannot own experiment {name}: manager {elsewhere} does, and goes on writing to {path}; "
                     f"stop it there first with `nnictl stop {name}`"
                 )
+            # It speaks of the manager before, whose process id and port may be somebody else's by now.
+            self._process_json.unlink(missing_ok=True)
             ownership = Ownership(path)
             try:
                 yield ownership
@@ -306,7 +313,12 @@ class ExperimentFolder:
                 raise FolderUnreadable(
                     f"cannot write {self._view_lock.path}: {error.strerror}; give yourself the right to write there"
                 ) from error
-            yield
+            self._view_json.unlink(missing_ok=True)  # as for a manager
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # the folder was deleted, or takes nothing any more
+                    self._view_json.unlink()
 
 
 def state_of_user() -> Path:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -59,3 +63,14 @@ class ProcessIdentity:
     def is_alive(self) -> bool:
         """Whether it runs."""
         return ProcessIdentity.of(self.pid) == self
+
+
+def terminate(descriptor: int, within_s: float) -> bool:
+    """Ask a process to end, and close this descriptor of it; whether it has ended by then."""
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        ended, _, _ = select.select([descriptor], [], [], within_s)
+        return bool(ended)
+    finally:
+        os.close(descriptor)
