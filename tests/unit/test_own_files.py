@@ -92,16 +92,38 @@ def test_a_keeper_sends_nothing_of_what_a_trial_put_in_place_of_its_files(folder
     tail.close()
 
 
-def test_a_file_is_not_replaced_through_a_link_or_a_pipe_that_was_put_in_its_way(tmp_path: Path) -> None:
+def a_link_in_the_way(temporary: Path) -> None:
+    temporary.symlink_to(temporary.parent / "passwd")
+
+
+def a_pipe_in_the_way(temporary: Path) -> None:
+    os.mkfifo(temporary)
+
+
+def an_open_file_in_the_way(temporary: Path) -> None:
+    temporary.write_bytes(b"left by one that died")
+    temporary.chmod(0o644)
+
+
+def another_name_of_a_file_in_the_way(temporary: Path) -> None:
+    os.link(temporary.parent / "passwd", temporary)
+
+
+@pytest.mark.parametrize(
+    "put", [a_link_in_the_way, a_pipe_in_the_way, an_open_file_in_the_way, another_name_of_a_file_in_the_way]
+)
+def test_what_was_put_in_the_way_of_a_file_is_neither_written_to_nor_becomes_it(tmp_path: Path, put) -> None:
     (tmp_path / "passwd").write_bytes(SECRET)
-    (tmp_path / ".exit.json.new").symlink_to(tmp_path / "passwd")
-    with pytest.raises(OSError, match="symbolic links"):
-        replace_file(tmp_path / "exit.json", b"{}")
+    temporary = tmp_path / ".exit.json.new"
+    put(temporary)
+    reader = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that is read takes what is written
+    replace_file(tmp_path / "exit.json", b"{}", 0o600)
+    os.close(reader)
+    made = (tmp_path / "exit.json").lstat()
+    assert (stat.S_ISREG(made.st_mode), stat.S_IMODE(made.st_mode)) == (True, 0o600)
+    assert (tmp_path / "exit.json").read_bytes() == b"{}"
     assert (tmp_path / "passwd").read_bytes() == SECRET
-    (tmp_path / ".exit.json.new").unlink()
-    os.mkfifo(tmp_path / ".exit.json.new")
-    with pytest.raises(OSError, match="No such device"):
-        replace_file(tmp_path / "exit.json", b"{}")
+    assert not temporary.exists()
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "", ".hidden", "a\0b", "a\nb", "x" * 241])

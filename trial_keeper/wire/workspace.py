@@ -208,15 +208,20 @@ def _folders_in(folder: Path) -> list[str]:
         return []
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o666, *, is_durable: bool = False) -> None:
     """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path.
 
-    `mode` is what the umask leaves of it. A link or pipe that somebody has put where the new file is made is not written to.
+    `mode` is what the umask leaves of it. Whatever lies where the new file is made (of a process that died there, or put there by
+    somebody: a link, a pipe) is removed and not written to. `is_durable`: the content is on the disk before the name is.
     """
     temporary = path.with_name(f".{path.name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(temporary, flags, mode), "wb") as file:
         file.write(content)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(temporary, path)
 
 

@@ -26,10 +26,11 @@ from nni_manager.local_openpai.options import (
     virtual_cluster_of,
 )
 from nni_manager.local_openpai.refusals import Refused
-from nni_manager.local_openpai.service import HOST, Credentials, ServiceProcess, StateFolder, write_private
+from nni_manager.local_openpai.service import HOST, Credentials, ServiceProcess, StateFolder
 from nni_manager.local_openpai.settings import Sandbox
 from nni_manager.serving import OWN_NAMES, HttpServer, listen
 from trial_keeper import __version__
+from trial_keeper.wire.workspace import replace_file
 
 log = logging.getLogger("nni_manager.local_openpai")
 
@@ -143,7 +144,7 @@ def _name_of_owner() -> str:
 
 
 def _store(state: StateFolder, accounts: Accounts) -> None:
-    write_private(state.accounts, accounts.to_json().encode())
+    replace_file(state.accounts, accounts.to_json().encode(), 0o600, is_durable=True)
 
 
 def _log_to(path: Path) -> None:

@@ -26,6 +26,7 @@ from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.store.process_identity import ProcessIdentity, terminate
 from trial_keeper import __version__
+from trial_keeper.wire.workspace import replace_file
 
 T = TypeVar("T")
 
@@ -199,7 +200,7 @@ class StateFolder:
 
     def write_process(self, process: ServiceProcess) -> None:
         """Let others know who serves now."""
-        write_private(self._process_json, json.dumps(asdict(process)).encode())
+        replace_file(self._process_json, json.dumps(asdict(process)).encode(), 0o600, is_durable=True)
 
     def credentials(self) -> Credentials | None:
         """How the owner enters; None before the first service."""
@@ -207,18 +208,7 @@ class StateFolder:
 
     def write_credentials(self, credentials: Credentials) -> None:
         """Keep how the owner enters, for the owner alone."""
-        write_private(self._credentials_json, json.dumps(asdict(credentials)).encode())
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, and that is whole whatever dies meanwhile."""
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    os.replace(temporary, path)
+        replace_file(self._credentials_json, json.dumps(asdict(credentials)).encode(), 0o600, is_durable=True)
 
 
 def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T | None:
