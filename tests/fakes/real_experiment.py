@@ -135,7 +135,8 @@ class RealExperiment:
 
     def create(self) -> None:
         """Make the experiment's folder and database."""
-        self.folder.make(None if self.config.pai is None else self.config.pai.storage)
+        storage = None if self.config.pai is None else self.config.pai.storage
+        self.folder.make(storage, reuses_jobs=self.config.reuse.is_on)
         Store.create(
             self.folder.database,
             self.folder.collected_logs,

@@ -176,7 +176,7 @@ class _Experiment:
         file.write_text(json.dumps(document))
         config = read_experiment_file(file)
         folder = self.folder
-        folder.make(self.site.seen_by_manager)
+        folder.make(self.site.seen_by_manager, reuses_jobs=self.plan.reuses_jobs)
         Store.create(
             folder.database,
             folder.collected_logs,

@@ -149,7 +149,7 @@ def test_an_experiment_runs_one_job_per_trial_and_leaves_what_other_users_may_re
         path: stat.S_IMODE(path.stat().st_mode)
         for path in (workspace.trials, workspace.trial(trials[0]).attempts)
     }
-    assert set(modes.values()) == {0o1777}
+    assert list(modes.values()) == [0o755, 0o1777], "jobs have their own trials"
     for path in (
         workspace.run_sh,
         workspace.manager_json,

@@ -2,16 +2,26 @@
 
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
 
 import nni_sdk
-from nni_manager.engine.trial_files import Seen, newest_attempts, see_attempt, write_experiment
+from nni_manager.domain.trial import Trial
+from nni_manager.engine.trial_files import Seen, newest_attempts, see_attempt, write_experiment, write_trial
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.training_services.base import Placement
 from nni_sdk.records import encode
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import AttemptFolder, ManagerDocument, Workspace, exit_to_bytes
+from trial_keeper.wire.workspace import (
+    AttemptFolder,
+    ManagerDocument,
+    TrialDocument,
+    Workspace,
+    exit_to_bytes,
+)
 
 DOCUMENT = ManagerDocument("expABCDE", "0.6.0", ("127.0.0.1:1",))
 KEY = AttemptKey("abcde", 0, "main-0")
@@ -45,6 +55,52 @@ def test_a_later_manager_touches_only_what_differs_and_swaps_it_whole(tmp_path: 
     assert contents(folder) == SDK
     touched = {path.name for path in folder.iterdir() if path.stat().st_ino != before.get(path.name)}
     assert touched == {"errors.py", "trial.py"}
+
+
+@pytest.mark.parametrize("reuses_jobs", [False, True])
+def test_the_folder_of_all_trials_is_open_to_keepers_only_that_are_given_trials(
+    tmp_path: Path, reuses_jobs: bool
+) -> None:
+    (tmp_path / "storage").mkdir()
+    folder = ExperimentFolder(tmp_path / "expABCDE")
+    before = os.umask(0o077)
+    try:
+        folder.make(tmp_path / "storage", reuses_jobs=reuses_jobs)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.workspace.trials.stat().st_mode) == (0o1777 if reuses_jobs else 0o755)
+
+
+def a_trial() -> Trial:
+    return Trial("abcde", 0, {"lr": 0.1}, {}, 1.0, "job")
+
+
+def test_a_trial_is_written_again_over_what_an_earlier_try_has_written(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.trials.mkdir()
+    for command in ("first", "second"):
+        write_trial(workspace, a_trial(), command, Placement(None, None), None)
+    folder = workspace.trial("abcde")
+    assert TrialDocument.from_bytes(folder.trial_json.read_bytes()).command == "second"
+    assert stat.S_IMODE(folder.attempts.stat().st_mode) == 0o1777
+
+
+@pytest.mark.parametrize("how", ["folder", "attempts", "link"])
+def test_nothing_is_written_into_a_trials_folder_that_another_user_has_made(tmp_path: Path, how: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a folder to another user")
+    workspace = Workspace(tmp_path / "workspace")
+    folder = workspace.trial("abcde")
+    workspace.trials.mkdir(parents=True)
+    (tmp_path / "theirs").mkdir()
+    made = folder.attempts if how == "attempts" else folder.path
+    made.parent.mkdir(exist_ok=True)
+    made.symlink_to(tmp_path / "theirs") if how == "link" else made.mkdir()
+    os.chown(made, _NOBODY, _NOBODY, follow_symlinks=False)
+    with pytest.raises(FileExistsError, match="another user made this"):
+        write_trial(workspace, a_trial(), "true", Placement(None, None), None)
+    assert not folder.trial_json.exists()
+    assert list((tmp_path / "theirs").iterdir()) == []
 
 
 # ---- looks at what keepers leave

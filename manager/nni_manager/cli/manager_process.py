@@ -62,7 +62,8 @@ def create_experiment(
         folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
     try:
         try:
-            folder.make(None if config.pai is None else config.pai.storage)
+            storage = None if config.pai is None else config.pai.storage
+            folder.make(storage, reuses_jobs=config.reuse.is_on)
             if config.is_annotated:
                 config = _with_code_of_its_own(config, folder)
             Store.create(

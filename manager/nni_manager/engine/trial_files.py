@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +50,18 @@ def _write_sdk(folder: Path) -> None:
 def write_trial(
     workspace: Workspace, trial: Trial, command: str, placement: Placement, code_snapshot: str | None
 ) -> None:
-    """What the job of one trial needs. Source for parameter.cfg: NNI v3.0 SDK."""
+    """What the job of one trial needs. Written again, it is the same. Source for parameter.cfg: NNI v3.0 SDK.
+
+    Raises:
+        OSError: the storage does not take it, or somebody else has made the trial's folder.
+    """
     folder = workspace.trial(trial.trial_id)
-    folder.attempts.mkdir(parents=True, exist_ok=True)
+    owners = {
+        workspace.root.stat().st_uid,
+        os.geteuid(),
+    }  # the first is another where the storage's server says so
+    _make_own(folder.path, owners)
+    _make_own(folder.attempts, owners)
     if placement.code_dir is None:
         # The container's user is another one, and makes the attempts' folders.
         folder.attempts.chmod(OPEN_TO_ALL)
@@ -70,6 +81,18 @@ def write_trial(
         code_snapshot if placement.code_dir is None else None,
     )
     replace_file(folder.trial_json, document.to_bytes())
+
+
+def _make_own(folder: Path, owners: Collection[int]) -> None:
+    """Make a folder, unless it is there from an earlier try. In one of another user, that user says what jobs run."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+            raise FileExistsError(
+                errno.EEXIST, "another user made this, so nothing is written there; remove it", str(folder)
+            ) from None
 
 
 def write_stop(workspace: Workspace, stop: StopTrial) -> None:

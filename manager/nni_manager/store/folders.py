@@ -143,11 +143,11 @@ class ExperimentFolder:
     def _view_lock(self) -> OwnerLock:
         return OwnerLock(self.path / "view.lock")
 
-    def make(self, storage: Path | None = None) -> None:
+    def make(self, storage: Path | None = None, *, reuses_jobs: bool = False) -> None:
         """Make the folder of a new experiment, closed to other users.
 
-        `storage`: where the workspace is made, for jobs that do not see this machine's files. What is there is open to the
-        users that containers run as: all may read, and keepers make their attempts' folders.
+        `storage`: where the workspace is made, for jobs that do not see this machine's files. What is there may be read by all
+        users that containers run as. A keeper without a trial of its own (`reuses_jobs`) sees by `trials` whether it may write.
 
         Raises:
             FileExistsError: there is one already.
@@ -164,7 +164,7 @@ class ExperimentFolder:
         trials = self.workspace.trials
         trials.mkdir()
         if storage is not None:
-            trials.chmod(OPEN_TO_ALL)
+            trials.chmod(OPEN_TO_ALL if reuses_jobs else 0o755)
 
     def remove(self) -> None:
         """Remove all there is of the experiment, as far as this user may."""
