@@ -105,10 +105,11 @@ class Engine:
     ) -> None:
         self.config = config
         self.folder = folder
+        # The owner brings the database to today's format, and reads it then.
+        self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
         self.reader = StoreReader(folder.database)
         self.stored: StoredExperiment = self.reader.experiment()
         self.experiment = experiment_of(self.stored, config)
-        self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
         self.keepers = Keepers(
             self.experiment,
             self.stored.secret,
