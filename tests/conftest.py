@@ -19,6 +19,7 @@ def signals_of_a_terminal() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What shares a session: the tests of a file, and all that build or run containers."""
     for item in items:
