@@ -162,6 +162,9 @@ class Engine:
         trials = self.reader.trials()
         for trial in trials:
             if not trial.state.is_final:
+                if trial.started_at_s is not None:
+                    # From here on the wall clock may be set, and nothing lasts longer for it.
+                    trial.heard_s = time.monotonic() - max(time.time() - trial.started_at_s, 0.0)
                 self._restore_results(trial)
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
@@ -172,7 +175,8 @@ class Engine:
     def _restore_results(self, trial: Trial) -> None:
         """The rows are stored before the trial's own: a manager that died in between knew of results that its record lacks."""
         if trial.final is None:
-            for row in self.reader.metrics_of(trial.trial_id, is_final=True)[:1]:
+            pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
+            for row in next(pages, [])[:1]:  # one that reports without end may have millions
                 trial.final, trial.value = row.value, reward(row.value)
 
     async def _restore_tasks(self, trial: Trial) -> None:
@@ -220,6 +224,7 @@ class Engine:
         jobs_of_before = list(self.experiment.jobs.live.values())
         self.finished.clear()
         self.post(Begun())
+        self.keepers.is_open = True
         for job in jobs_of_before:
             await self._take_over(job)
         self._spawn(self._watch_time())
