@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from nni_manager.cli import main, manager_process
+from nni_manager.cli.client import ManagerClient
 from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.receiving import Receiver
@@ -365,6 +366,37 @@ def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
 
 
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize(
+    "trial_id", ["../experiment", "..", ".", "", "x?y", "x#y", "x/y", "a b", "%2e%2e", "-"]
+)
+@pytest.mark.parametrize("command", ["trial kill", "log trial", "trial codegen"])
+def test_what_cannot_be_a_trial_is_not_found_and_nothing_is_asked_for_it(
+    nnictl, an_experiment, command, trial_id, runs
+):
+    asked = []
+    with an_http_manager(dict, asked) as port:
+        folder = an_experiment("abc11111", port=port if runs else None)
+        folder.annotated_code.mkdir()
+        code, out, err = nnictl(*command.split(), "abc11111", "-T", trial_id)
+    assert (code, out, asked) == (1, "", [])
+    assert err == (
+        f"ERROR: cannot find trial {trial_id!r} in experiment abc11111; `nnictl trial ls abc11111` shows those there are\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("x?y", "x%3Fy"), ("../experiment", "..%2Fexperiment"), ("x#é/", "x%23%C3%A9%2F")]
+)
+def test_a_name_in_an_address_stays_one_name(name, path):
+    asked = []
+    with an_http_manager(dict, asked) as port:
+        client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
+        client.delete("/trial-jobs", name)
+        client.get("/trial-jobs", name)
+    assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trial-jobs/{path}"]
+
+
 def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, monkeypatch):
     summaries = [
         ("", 1),
@@ -395,8 +427,11 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
 
 
 @contextlib.contextmanager
-def an_http_manager(answer):
-    """A server on this machine that answers GET with `answer()`, and DELETE with nothing; its port."""
+def an_http_manager(answer, asked=None):
+    """A server on this machine that answers GET with `answer()`, and DELETE with nothing; its port.
+
+    `asked` gets every request's verb and path.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -406,6 +441,8 @@ def an_http_manager(answer):
             self.reply({})
 
         def reply(self, document):
+            if asked is not None:
+                asked.append(f"{self.command} {self.path}")
             body = json.dumps(document).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.store.folders import ManagerProcess
@@ -42,29 +43,32 @@ class ManagerClient:
             raise self._silent("another experiment answers there")
         return summary
 
-    def get(self, path: str) -> Any:
-        """What the manager says of `path`.
+    def get(self, path: str, *names: str) -> Any:
+        """What the manager says of `path`, or of what has `names` below it; they may be any text but "", "." and "..".
 
         Raises:
             ManagerSilent: nobody answers, or another program does.
             RequestRefused: the manager's own words.
         """
-        return self._ask("GET", path)
+        return self._ask("GET", path, names)
 
-    def delete(self, path: str) -> Any:
-        """Ask for the end of something.
+    def delete(self, path: str, *names: str) -> Any:
+        """Ask for the end of something; as with `get`.
 
         Raises:
             ManagerSilent: nobody answers, or another program does.
             RequestRefused: the manager's own words.
         """
-        return self._ask("DELETE", path)
+        return self._ask("DELETE", path, names)
 
-    def _ask(self, verb: str, path: str) -> Any:
+    def _ask(self, verb: str, path: str, names: tuple[str, ...]) -> Any:
         import requests
 
+        # No quoting keeps these from naming something else: a folder above, or all there is.
+        assert not {"", ".", ".."} & set(names), names
+        url = "/".join((self.url + path, *(quote(name, safe="") for name in names)))
         try:
-            answer = self._session.request(verb, self.url + path, timeout=_ANSWER_WITHIN_S)
+            answer = self._session.request(verb, url, timeout=_ANSWER_WITHIN_S)
             document = answer.json()
         except requests.exceptions.SSLError as error:
             raise self._silent("what answers there has not its certificate") from error

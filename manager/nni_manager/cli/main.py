@@ -601,6 +601,7 @@ def _print_warning(trial: dict[str, Any]) -> None:
 def kill(experiment_id: str | None, trial_id: str) -> None:
     """Stop one trial; the experiment goes on."""
     known = resolve(experiment_id)
+    known.check_trial_id(trial_id)
     client = known.client()
     if client is None:
         name = known.experiment_id
@@ -608,7 +609,7 @@ def kill(experiment_id: str | None, trial_id: str) -> None:
             f"cannot stop trial {trial_id}: experiment {name} does not run; "
             f"if its trials still do, `nnictl resume {name}` finds them"
         )
-    client.delete(f"/trial-jobs/{trial_id}")
+    client.delete("/trial-jobs", trial_id)
     output.info(f"Stopping trial {trial_id}; `nnictl trial ls {known.experiment_id}` shows when it has ended")
 
 
