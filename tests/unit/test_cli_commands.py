@@ -119,7 +119,8 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
         (["stop", "abc", "--all"], "cannot use more than one of ID, --all and --port; "),
         (["stop", "--port", "8080"], "cannot find an experiment on port 8080; "),
         (["stop", "x*"], "cannot find a running experiment x*; "),
-        (["create", "-c", "none.yml"], "none.yml: cannot read none.yml: there is no such file; "),
+        (["create", "-c", "none.yml"], "cannot read none.yml: there is no such file; check the path"),
+        (["create", "-c", "no/none.yml"], "cannot read no/none.yml: there is no such file; check the path"),
         (["stop"], "cannot find a running experiment; "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -274,6 +275,14 @@ def test_stopping_what_does_not_run_says_what_would_help(nnictl, an_experiment):
     assert code == 1
     assert err.startswith("ERROR: cannot stop experiment abc11111: its manager is not running; ")
     assert nnictl("stop", "--all") == (0, "INFO: No experiment is running.\n", "")
+
+
+@pytest.mark.parametrize("word", ["show", "status"])
+def test_what_is_json_anyway_may_be_asked_for_as_json(nnictl, an_experiment, word):
+    an_experiment("abc11111")
+    code, out, err = nnictl("experiment", word, "abc11111")
+    assert (code, json.loads(out) != {}) == (0, True)
+    assert nnictl("experiment", word, "abc11111", "--json") == (code, out, err)
 
 
 def test_stored_experiments_can_be_shown_without_a_manager(nnictl, an_experiment):
@@ -474,7 +483,7 @@ from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 folder = ExperimentFolder(Path(sys.argv[sys.argv.index("--folder") + 1]))
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        body = b'{{"error": "cannot do anything"}}'
+        body = b'{{"error": "cannot do this %s"}}' % self.command.encode()
         self.send_response(503)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -494,9 +503,12 @@ def test_a_create_that_fails_leaves_no_manager_even_one_that_refuses_to_stop(tmp
     python.write_text(REFUSING.format(python=sys.executable))
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(NniManagerError, match="cannot do anything"):
+    with pytest.raises(NniManagerError, match="cannot do this GET"):
         manager_process.create_experiment(config, b"s", [9], debug=False)
-    assert [each for each in psutil.process_iter() if is_of(each, str(python))] == []
+    left = [each for each in psutil.process_iter() if is_of(each, str(python))]
+    for each in left:
+        each.kill()
+    assert left == []
     assert list(config.log_dir.parent.rglob("manager-process.json")) == []
 
 
