@@ -203,7 +203,7 @@ class _Reading:
 
         return PaiConfig(
             host=cluster.get("host", ""),
-            user=cluster.get("userName", ""),
+            user=cluster.get("userName") or "",
             token=cluster.get("token"),
             password=cluster.get("passWord"),
             storage=storage,
@@ -247,8 +247,15 @@ class _Reading:
                     )  # fmt: skip
 
     def _refuse_login(self, cluster: Mapping[str, Any]) -> None:
+        if not cluster or _is_local(cluster):  # this machine has its own login
+            return
+        if cluster.get("userName") is None:
+            self._refuse(
+                ("paiConfig", "userName"), "cannot do without paiConfig.userName: it must be the name of your account there; "
+                "write e.g. userName: ada"
+            )  # fmt: skip
         given = [key for key in ("token", "passWord") if cluster.get(key) is not None]
-        if not cluster or _is_local(cluster) or len(given) == 1:
+        if len(given) == 1:
             return
         what = "there are both token and passWord" if given else "there is neither token nor passWord"
         self._refuse(

@@ -134,7 +134,7 @@ class PaiTrialV1(TrialV1):
 class PaiConfigV1(Schema):
     """`paiConfig`. Numbers of CPUs and the like are for a `trial` that has none of its own."""
 
-    user_name: str = must_be("the name of your account there", "ada", min_length=1)
+    user_name: str | None = must_be("the name of your account there", "ada", None, min_length=1)
     token: str | None = must_be(
         "the token that your profile page on OpenPAI shows, without blanks",
         "eyJhbGciOi...",
