@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from nni_manager.config import algorithms
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, ReuseConfig, TunerConfig
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.config.search_space import SearchSpace, Uniform
+from nni_manager.config.search_space import SearchSpace, Uniform, parse_search_space
 from nni_manager.errors import Bug, UserMistake
 
 SPACE = '{"lr": {"_type": "uniform", "_value": [0, 1]}}'
@@ -164,7 +165,8 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
-        "did you mean TPE? (known: TPE, Random)",
+        "did you mean TPE? (known: TPE, Random, Anneal, Evolution, BatchTuner, GridSearch, GPTuner, MetisTuner, SMAC, "
+        "CmaEs, NSGAII, QMC)",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
         "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
@@ -236,7 +238,11 @@ WRONG_VALUES = {
         "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',
     },
     "builtinTunerName: TPE": {
-        "builtinTunerName: Anneal": "cannot use tuner.builtinTunerName: Anneal is not in this version yet; use TPE",
+        "builtinTunerName: BOHB": "cannot use tuner.builtinTunerName: BOHB is not in this version yet; use TPE",
+        "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
+        "builtinTunerName: GP": "Optuna's GP needs PyTorch, which this manager does without; use GPTuner",
+        "builtinTunerName: GridSearch": "GridSearch tries every value, and lr has too many to try; use choice,",
+        "builtinTunerName: BatchTuner": "BatchTuner takes its trials from one choice among mappings; write the search",
         "builtinTunerName: tpe": 'cannot use tuner.builtinTunerName: "tpe" is not a built-in tuner; '
         "did you mean TPE?",
         "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of TPE, Random",
@@ -264,6 +270,32 @@ WRONG_VALUES = {
         "  3": "cannot use trial: 3 is not a mapping; write e.g. trial: {command:",
     },
 }
+
+
+def test_class_args_are_those_of_the_tuner(mistakes):
+    text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: GPTuner")
+    (line,) = mistakes(text.replace("optimize_mode: maximize", "nu: 2.0"))
+    assert "cannot use tuner.classArgs.nu: 2.0 is not 0.5, 1.5 or 2.5; write e.g. nu: 2.5" in line
+    (line,) = mistakes(text.replace("optimize_mode: maximize", "population_size: 4"))
+    assert "cannot use tuner.classArgs.population_size: there is no such key here" in line
+
+
+def test_a_tuner_whose_library_is_absent_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(algorithms.NEEDS, "CmaEs", ("no_such_module_here", "cmaes"))
+    reason = algorithms.reason_against_tuner("CmaEs")
+    assert reason is not None
+    assert (
+        "CmaEs needs cmaes, which is not installed here; run `pip install 'trial-keeper[tuners]'`" in reason
+    )
+    assert algorithms.reason_against_tuner("TPE") is None
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_a_grid_over_what_cannot_be_counted_names_it_however_deep(kind):
+    deep = {"_name": "n", "x": {"_type": kind, "_value": [1, 2]}}
+    space = parse_search_space({"a": {"_type": "choice", "_value": [1, deep]}})
+    assert "and a[1].x has too many" in (algorithms.reason_against_space("GridSearch", space) or "")
+    assert algorithms.reason_against_space("TPE", space) is None
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class TunerConfig:
     `seed` None means that every experiment draws its own.
     """
 
-    name: Literal["TPE", "Random"]
+    name: str
     optimize_mode: OptimizeMode
     seed: int | None
     class_args: dict[str, Any]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs
+from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.config.document import Document, read_json, read_yaml
@@ -96,6 +96,8 @@ class _Reading:
                 code_dir, tuple(each for each in excluded if each is not None)
             )
             self._see_what_annotation_asks_of_paths(code_dir, log_dir)
+        if class_args is not None and search_space is not None:
+            self._see_whether_the_tuner_takes(search_space)
         if self.mistakes:
             raise ConfigInvalid(
                 sorted(
@@ -121,7 +123,7 @@ class _Reading:
             search_space=search_space,
             search_space_raw=search_space_raw,
             tuner=TunerConfig(
-                name="TPE" if file.tuner.builtin_tuner_name == "TPE" else "Random",
+                name=file.tuner.builtin_tuner_name,
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
                 class_args=file.tuner.class_args or {},
@@ -297,6 +299,12 @@ class _Reading:
         class_args, mistakes = check(schema, raw, self.document, ("tuner", "classArgs"))
         self.mistakes += mistakes
         return class_args
+
+    def _see_whether_the_tuner_takes(self, space: SearchSpace) -> None:
+        reason = reason_against_space(self._within("tuner")["builtinTunerName"], space)
+        # Without its annotations being read, annotated code has an empty space.
+        if reason is not None and space.parameters:
+            self._refuse(("tuner", "builtinTunerName"), reason)
 
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
         if self.space_here is not None:
