@@ -6,10 +6,18 @@ import pytest
 
 from nni_manager.config import algorithms
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, ReuseConfig, TunerConfig
+from nni_manager.config.model import (
+    AssessorConfig,
+    Expansion,
+    ExperimentConfig,
+    LocalConfig,
+    ReuseConfig,
+    TunerConfig,
+)
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import SearchSpace, Uniform, parse_search_space
 from nni_manager.errors import Bug, UserMistake
+from nni_manager.tuner.assessors import make_assessment
 
 SPACE = '{"lr": {"_type": "uniform", "_value": [0, 1]}}'
 GOOD = """\
@@ -137,6 +145,17 @@ def test_an_absolute_path_is_no_expansion(write, tmp_path):
     assert [each.key for each in config.expansions] == ["searchSpacePath"]
 
 
+def test_an_assessor_is_read_with_its_arguments_and_survives_json(write):
+    text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: TPE\n  includeIntermediateResults: true")
+    text += "assessor: {builtinAssessorName: Medianstop, classArgs: {start_step: 3}}\n"
+    config = read_experiment_file(write(text))
+    assert config.assessor == AssessorConfig("Medianstop", {"start_step": 3})
+    assert config.tuner.include_intermediate_results
+    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert make_assessment(config) is not None
+    assert make_assessment(read_experiment_file(write())) is None
+
+
 def test_an_experiment_survives_its_json(write):
     space = (
         '{"layer": {"_type": "choice", "_value": [1, "a", {"_name": "conv",'
@@ -220,7 +239,13 @@ WRONG_VALUES = {
         "logDir: ~nobody-of-this-name/x": "names no user; mend the path",
         "logDir: experiment.yml": "cannot use logDir: experiment.yml is not a folder; name a folder",
         "advisor: {builtinAdvisorName: BOHB}": "cannot use advisor: there is none in this version yet",
-        "assessor: {builtinAssessorName: Medianstop}": "cannot use assessor: there is none in this version yet",
+        "assessor: {builtinAssessorName: Medianstp}": 'cannot use assessor.builtinAssessorName: "Medianstp" is not a '
+        "built-in assessor; did you mean Medianstop?",
+        "assessor: {builtinAssessorName: Curvefitting}": "cannot do without assessor.classArgs.epoch_num: it must be",
+        "assessor: {builtinAssessorName: Medianstop, classArgs: {start_step: -1}}": "cannot use "
+        "assessor.classArgs.start_step: -1 is not a whole number from 0 on",
+        "assessor: {className: Mine, builtinAssessorName: Medianstop}": "cannot use assessor.className: assessors of your",
+        "assessor: 3": "cannot use assessor: 3 is not a mapping; write e.g. assessor: {builtinAssessorName: Medianstop}",
         "localConfig: {gpuIndices: a}": 'cannot use localConfig.gpuIndices: "a" is not GPU numbers separated by',
         "localConfig: {gpuIndices: '0,0'}": 'cannot use localConfig.gpuIndices: "0,0" is not GPU numbers',
         "localConfig: {maxTrialNumPerGpu: 0}": "cannot use localConfig.maxTrialNumPerGpu: 0 is not a whole number",

@@ -1,4 +1,4 @@
-"""The built-in algorithms: their names and what `classArgs` of each may hold. Nothing here imports a sampler.
+"""The built-in tuners and assessors: their names and what `classArgs` of each may hold. Nothing here imports a sampler.
 
 Source: NNI v3.0 documentation of the built-in tuners. `seed` is our addition.
 """
@@ -123,6 +123,71 @@ CLASS_ARGS: dict[str, type[RandomArgs]] = {
     "NSGAII": NsgaIiArgs,
     "QMC": QmcArgs,
 }
+
+
+class AssessorArgs(Schema):
+    """classArgs of an assessor. Without `optimize_mode` it is the tuner's."""
+
+    model_config = ConfigDict(alias_generator=None)
+    optimize_mode: OptimizeMode | None = must_be("maximize or minimize", "maximize", None)
+
+
+class MedianstopArgs(AssessorArgs):
+    """classArgs of Medianstop."""
+
+    start_step: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+
+
+class CurvefittingArgs(AssessorArgs):
+    """classArgs of Curvefitting."""
+
+    epoch_num: int = must_be("a whole number from 1 on", "20", ge=1)
+    start_step: int = must_be("a whole number from 0 on", "6", 6, ge=0)
+    threshold: float = must_be("a number from 0 to 1", "0.95", 0.95, ge=0, le=1)
+    gap: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+
+
+class MedianPrunerArgs(AssessorArgs):
+    """classArgs of MedianPruner, by Optuna's names."""
+
+    n_startup_trials: int = must_be("a whole number from 0 on", "5", 5, ge=0)
+    n_warmup_steps: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+    interval_steps: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    n_min_trials: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+
+
+class PercentilePrunerArgs(MedianPrunerArgs):
+    """classArgs of PercentilePruner, by Optuna's names."""
+
+    percentile: float = must_be("a number from 0 to 100", "25", ge=0, le=100)
+
+
+class SuccessiveHalvingPrunerArgs(AssessorArgs):
+    """classArgs of SuccessiveHalvingPruner, by Optuna's names."""
+
+    min_resource: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    reduction_factor: int = must_be("a whole number from 2 on", "4", 4, ge=2)
+    min_early_stopping_rate: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+    bootstrap_count: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+
+
+class HyperbandPrunerArgs(AssessorArgs):
+    """classArgs of HyperbandPruner, by Optuna's names."""
+
+    min_resource: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    max_resource: int = must_be("a whole number from 1 on, the steps of a whole trial", "20", ge=1)
+    reduction_factor: int = must_be("a whole number from 2 on", "3", 3, ge=2)
+    bootstrap_count: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+
+
+ASSESSOR_ARGS: dict[str, type[AssessorArgs]] = {
+    "Medianstop": MedianstopArgs,
+    "Curvefitting": CurvefittingArgs,
+    "MedianPruner": MedianPrunerArgs,
+    "PercentilePruner": PercentilePrunerArgs,
+    "SuccessiveHalvingPruner": SuccessiveHalvingPrunerArgs,
+    "HyperbandPruner": HyperbandPrunerArgs,
+}
 # What a tuner needs beside Optuna: the module, and the name under which people know it.
 NEEDS = {"SMAC": ("sklearn", "scikit-learn"), "CmaEs": ("cmaes", "cmaes"), "QMC": ("scipy", "SciPy")}
 
@@ -149,6 +214,15 @@ def reason_against_tuner(name: object) -> str | None:
         return f"cannot use tuner.builtinTunerName: {text} is not supported; use TPE or Evolution"
     remedy = remedy_for_unknown(text, CLASS_ARGS)
     return f"cannot use tuner.builtinTunerName: {shown(name)} is not a built-in tuner; {remedy}"
+
+
+def reason_against_assessor(name: object) -> str | None:
+    """Why no assessor of this name can be had, as a whole sentence; None when it can."""
+    text = name if isinstance(name, str) else ""
+    if text in ASSESSOR_ARGS:
+        return None
+    remedy = remedy_for_unknown(text, ASSESSOR_ARGS)
+    return f"cannot use assessor.builtinAssessorName: {shown(name)} is not a built-in assessor; {remedy}"
 
 
 def reason_against_space(name: str, space: SearchSpace) -> str | None:

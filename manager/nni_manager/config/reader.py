@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs, reason_against_space
+from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, shown
 from nni_manager.config.model import (
     LOCAL_HOST,
+    AssessorConfig,
     Expansion,
     ExperimentConfig,
     LocalConfig,
@@ -83,6 +84,7 @@ class _Reading:
         file, mistakes = check(self.schema, self.raw, self.document)
         self.mistakes += self._without_other_platforms(mistakes)
         class_args = self._class_args()
+        self._check_args_of_assessor()
         uses_annotation = self.raw.get("useAnnotation") is True
         if not uses_annotation:
             search_space_raw, search_space = self._search_space()
@@ -127,7 +129,11 @@ class _Reading:
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
                 class_args=file.tuner.class_args or {},
+                include_intermediate_results=file.tuner.include_intermediate_results,
             ),
+            assessor=None
+            if file.assessor is None
+            else AssessorConfig(file.assessor.builtin_assessor_name, file.assessor.class_args or {}),
             # A job file has commands of its own.
             trial_command="" if pai is not None and pai.job_text is not None else file.trial.command or "",
             code_dir=code_dir,
@@ -299,6 +305,14 @@ class _Reading:
         class_args, mistakes = check(schema, raw, self.document, ("tuner", "classArgs"))
         self.mistakes += mistakes
         return class_args
+
+    def _check_args_of_assessor(self) -> None:
+        assessor = self._within("assessor")
+        name, raw = assessor.get("builtinAssessorName"), assessor.get("classArgs")
+        schema = ASSESSOR_ARGS.get(name) if isinstance(name, str) else None
+        if schema is not None and (raw is None or isinstance(raw, Mapping)):
+            _, mistakes = check(schema, raw or {}, self.document, ("assessor", "classArgs"))
+            self.mistakes += mistakes
 
     def _see_whether_the_tuner_takes(self, space: SearchSpace) -> None:
         reason = reason_against_space(self._within("tuner")["builtinTunerName"], space)

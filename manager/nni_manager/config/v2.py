@@ -44,7 +44,10 @@ _EVERYWHERE = _places(
         "tuner.classArgs": "tuner.classArgs",
         "tuner.className": "tuner.className",
         "tuner.codeDirectory": "tuner.codeDir",
-        "assessor": "assessor",
+        "assessor.name": "assessor.builtinAssessorName",
+        "assessor.classArgs": "assessor.classArgs",
+        "assessor.className": "assessor.className",
+        "assessor.codeDirectory": "assessor.codeDir",
         "advisor": "advisor",
         "trainingService.platform": "trainingServicePlatform",
         "reuseIdleTimeout": "reuseIdleTimeout",
@@ -77,7 +80,7 @@ _OPENPAI = _places(
     }
 )
 _PLATFORM = {"openpai": "pai"}
-_SECTIONS = ("tuner", "trainingService")
+_SECTIONS = ("tuner", "assessor", "trainingService")
 _NOT_YET = {
     "maxTrialDuration": "trials end by themselves or with the experiment",
     "sharedStorage": "name the storage where the training service has it",

@@ -47,14 +47,12 @@ from nni_manager.config.search_space import (
 )
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
+from nni_manager.tuner.optuna_log import quieten
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Cuts beyond 8.2 sigma.
 _PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
 
-# A line per trial is the manager's to write. Warnings reach the manager's log, not Optuna's own handler on stderr.
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-optuna.logging.disable_default_handler()
-optuna.logging.enable_propagation()
+quieten()
 
 
 # Beside the draws in a memo, whose names are JSON pointers and so begin with a slash.
