@@ -22,7 +22,7 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 	exit $$code
 
 test: .venv/.installed-test ## run all tests
-	pytest -n 2 --dist loadgroup
+	pytest -n 3 --dist loadscope
 
 hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connections at once
 	HOSTILE_CONNECTIONS=10000 pytest tests/integration -k hostile

@@ -79,13 +79,13 @@ def _acknowledge_early(store, writes, now_s, commit=Store.commit):
     """The offset is durable a moment before the rows are."""
     commit(store, [replace(each, records=()) if isinstance(each, Commit) else each for each in writes], now_s)
     time.sleep(0.2)
-    commit(store, [each for each in writes if isinstance(each, Commit) and each.records], now_s)
+    return commit(store, [each for each in writes if isinstance(each, Commit) and each.records], now_s)
 
 
 def _commit_slowly(store, writes, now_s, commit=Store.commit):
     """No fault: what comes meanwhile, and again when the link was lost, is received and not yet durable."""
     time.sleep(0.3)
-    commit(store, writes, now_s)
+    return commit(store, writes, now_s)
 
 
 PLANTED = {

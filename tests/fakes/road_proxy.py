@@ -7,6 +7,8 @@ Told line by line on its stdin; it ends with it:
     pass            all goes through again, what was held as well
     break           the connections of now are dead from now on, and nobody is told; new ones work
     reset           the connections of now are reset
+
+It answers `done`, and how many connections there were.
 """
 
 import asyncio
@@ -118,7 +120,9 @@ class Road:
         for connection in list(self._connections):
             connection.reset()
 
-    def obey(self, order: list[str]) -> None:
+    def obey(self, order: list[str]) -> int:
+        """How many connections there were."""
+        count = len(self._connections)
         match order:
             case ["delay", seconds]:
                 self.delay_s = float(seconds)
@@ -133,6 +137,7 @@ class Road:
                 self.reset_all()
             case _:
                 raise ValueError(order)
+        return count
 
 
 class RoadProcess:
@@ -150,21 +155,22 @@ class RoadProcess:
         )
         self._wait_for("ready")
 
-    def order(self, text: str) -> None:
-        """Returns when it is done."""
+    def order(self, text: str) -> int:
+        """Returns when it is done; how many connections there were."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{text}\n")
         self._process.stdin.flush()
-        self._wait_for("done")
+        return int(self._wait_for("done"))
 
     def close(self) -> None:
         """Reset all connections, and end."""
         self._process.communicate()
 
-    def _wait_for(self, word: str) -> None:
+    def _wait_for(self, word: str) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line == f"{word}\n", f"the proxy said {line!r}"
+        assert line.split()[:1] == [word], f"the proxy said {line!r}"
+        return line.removeprefix(word)
 
 
 async def main(at: str, to: str) -> None:
@@ -177,8 +183,8 @@ async def main(at: str, to: str) -> None:
     protocol = asyncio.StreamReaderProtocol(orders)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     while line := await orders.readline():
-        road.obey(line.decode().split())
-        print("done", flush=True)
+        count = road.obey(line.decode().split())
+        print("done", count, flush=True)
     await road.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import StoreReader
+from nni_manager.store.store import MetricRow, StoreReader, log_path
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -138,7 +138,7 @@ def judge(
             verdict.wrong.append(f"there are {len(trials)} trials, not {trial_count}")
         for trial in trials:
             verdict.states[trial.state.value] += 1
-            _judge_trial(verdict, reader, storage, ledgers, harm, trial)
+            _judge_trial(verdict, reader, folder, storage, ledgers, harm, trial)
     known = {trial.trial_id for trial in trials}
     verdict.wrong += [
         f"{path.name} reported, and no such trial is known"
@@ -149,7 +149,13 @@ def judge(
 
 
 def _judge_trial(
-    verdict: Verdict, reader: StoreReader, storage: Workspace, ledgers: Path, harm: Harm, trial: Trial
+    verdict: Verdict,
+    reader: StoreReader,
+    folder: ExperimentFolder,
+    storage: Workspace,
+    ledgers: Path,
+    harm: Harm,
+    trial: Trial,
 ) -> None:
     rows = reader.metrics_of(trial.trial_id)
     counts = 0 if trial.attempt is None else trial.attempt
@@ -167,6 +173,8 @@ def _judge_trial(
         wrong.append(f"{differences.lost} reports lost, {differences.doubled} doubled")
     key = AttemptKey(trial.trial_id, counts, TASK)
     wrong += _offsets_that_differ(storage, key, reader.offsets(key))
+    wrong += _logs_that_differ(folder, storage, key)
+    wrong += _results_that_differ(trial, ledger, rows)
     wrong += state_that_is_false(trial, ledger, harm)
     verdict.wrong += [f"trial {trial.trial_id} ({trial.sequence_id}): {each}" for each in wrong]
 
@@ -182,6 +190,36 @@ def _offsets_that_differ(storage: Workspace, key: AttemptKey, durable: Mapping[S
         whole = decode(content, 0).consumed if stream is Stream.METRICS else len(content)
         if offset not in (len(content), whole):
             wrong.append(f"{offset} bytes of its {stream.value} are durable, and the file has {len(content)}")
+    return wrong
+
+
+def _logs_that_differ(folder: ExperimentFolder, storage: Workspace, key: AttemptKey) -> list[str]:
+    wrong = []
+    for stream in (Stream.STDOUT, Stream.STDERR):
+        written, collected = storage.attempt(key).stream(stream), log_path(folder.collected_logs, key, stream)
+        here, there = (path.read_bytes() if path.exists() else b"" for path in (written, collected))
+        if here != there:
+            place = next(
+                (n for n, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), None
+            )
+            place = min(len(here), len(there)) if place is None else place
+            wrong.append(f"its {stream.value} is not what it wrote, from byte {place} of {len(here)} on")
+    return wrong
+
+
+def _results_that_differ(trial: Trial, ledger: Ledger, rows: list[MetricRow]) -> list[str]:
+    """A trial that came to its end has made its one final report last; another has made none that is known of."""
+    if trial.state is not TrialState.SUCCEEDED or not ledger.made:
+        return []
+    wrong, final, intermediates = [], ledger.made[-1], len(ledger.made) - 1
+    if (trial.final, trial.value) != (final, float(final)):
+        wrong.append(f"its result is {trial.final!r}, in numbers {trial.value}, and it reported {final}")
+    if [row.is_final for row in rows] != [False] * intermediates + [True]:
+        wrong.append("not the last of its reports alone is stored as the final one")
+    if trial.intermediate_count != intermediates:
+        wrong.append(
+            f"it made {intermediates} intermediate reports, and {trial.intermediate_count} are counted"
+        )
     return wrong
 
 

@@ -41,6 +41,7 @@ class Kind(Enum):
     MANAGER_CLOCK = "manager's clock stepped"
     WORKSPACE_READ_ONLY = "workspace read-only"
     JOBS_CLOCK = "jobs' clock stepped"
+    MANAGER_ENDED = "manager told to end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +56,25 @@ class _Sort:
 
 
 SORTS: dict[Kind, _Sort] = {
-    Kind.MANAGER_KILLED: _Sort("manager", Need.NOTHING, 0.1, 3, 30),
-    Kind.MANAGER_MOVED: _Sort("manager", Need.NOTHING, 0.1, 2, 10),
-    Kind.MANAGER_STOPPED: _Sort("manager", Need.NOTHING, 0.2, 4, 40),
-    Kind.MANAGER_DISK_FULL: _Sort("manager's disk", Need.ROOT, 0.5, 3, 20),
+    Kind.MANAGER_KILLED: _Sort("manager", Need.NOTHING, 0.1, 1, 30),
+    Kind.MANAGER_ENDED: _Sort("manager", Need.NOTHING, 0.1, 1, 10),
+    Kind.MANAGER_MOVED: _Sort("manager", Need.NOTHING, 0.1, 1, 10),
+    Kind.MANAGER_STOPPED: _Sort("manager", Need.NOTHING, 0.2, 2, 40),
+    Kind.MANAGER_DISK_FULL: _Sort("manager's disk", Need.ROOT, 0.5, 2, 20),
     Kind.MANAGER_CLOCK: _Sort("manager's clock", Need.CLOCK, 0, 0, 0),
     Kind.KEEPER_KILLED: _Sort("keeper", Need.NOTHING, 0, 0, 0),
-    Kind.KEEPER_STOPPED: _Sort("keeper", Need.NOTHING, 0.2, 4, 40),
+    Kind.KEEPER_STOPPED: _Sort("keeper", Need.NOTHING, 0.2, 2, 40),
     Kind.TRIAL_KILLED: _Sort("trial", Need.NOTHING, 0, 0, 0),
-    Kind.TRIAL_STOPPED: _Sort("trial", Need.NOTHING, 0.2, 4, 20),
-    Kind.LINK_DOWN: _Sort("link", Need.NETWORKS, 0.1, 5, 120),
-    Kind.LINK_LOSSY: _Sort("link", Need.NETWORKS, 1, 5, 30),
-    Kind.LINK_SLOW: _Sort("road", Need.NOTHING, 1, 5, 30),
+    Kind.TRIAL_STOPPED: _Sort("trial", Need.NOTHING, 0.2, 2, 20),
+    Kind.LINK_DOWN: _Sort("link", Need.NETWORKS, 0.1, 2, 120),
+    Kind.LINK_LOSSY: _Sort("link", Need.NETWORKS, 1, 3, 30),
+    Kind.LINK_SLOW: _Sort("road", Need.NOTHING, 1, 3, 30),
     Kind.LINK_BROKEN: _Sort("road", Need.NOTHING, 0, 0, 0),
     Kind.LINK_RESET: _Sort("road", Need.NOTHING, 0, 0, 0),
-    Kind.WORKSPACE_FULL: _Sort("workspace", Need.ROOT, 0.5, 3, 20),
-    Kind.WORKSPACE_READ_ONLY: _Sort("workspace", Need.ROOT, 0.5, 3, 20),
-    Kind.STORAGE_SLOW: _Sort("storage", Need.FUSE, 0.5, 3, 20),
-    Kind.STORAGE_STALE: _Sort("storage", Need.FUSE, 2, 4, 20),
+    Kind.WORKSPACE_FULL: _Sort("workspace", Need.ROOT, 0.5, 2, 20),
+    Kind.WORKSPACE_READ_ONLY: _Sort("workspace", Need.ROOT, 0.5, 2, 20),
+    Kind.STORAGE_SLOW: _Sort("storage", Need.FUSE, 0.5, 2, 20),
+    Kind.STORAGE_STALE: _Sort("storage", Need.FUSE, 2, 3, 20),
     Kind.JOBS_CLOCK: _Sort("jobs' clock", Need.CLOCK, 0, 0, 0),
 }
 NEEDS_ROAD = frozenset({Kind.LINK_SLOW, Kind.LINK_BROKEN, Kind.LINK_RESET})
@@ -154,7 +156,7 @@ def plan_of(seed: int, *, is_short: bool, missing: frozenset[Need] = frozenset()
     kinds, first = list(Kind), 2 * (seed - 1)
     wanted = [kinds[first % len(kinds)], kinds[(first + 1) % len(kinds)]]
     wanted += dice.choices(kinds, k=dice.randint(_FEWEST, _MOST) - len(wanted))
-    horizon_s = 8.0 if is_short else 20.0
+    horizon_s = 4.0 if is_short else 20.0
     free_at_s: dict[str, float] = {}
     faults = []
     for kind in wanted:

@@ -8,6 +8,7 @@ fault_run.py --seed K      one of them again
 import argparse
 import contextlib
 import json
+import re
 import secrets
 import shutil
 import signal
@@ -33,15 +34,20 @@ from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import Store, StoreReader
 from trial_keeper.wire.workspace import Workspace
 
-TRIALS, REPORTS = 20, 1000
+TRIALS, SHORT_TRIALS = 20, 16
+REPORTS, SHORT_REPORTS = 1000, 400
 _FAKES = Path(__file__).parent.parent / "fakes"
 _READY_WITHIN_S = 60.0
 # A keeper that has tried in vain for long tries again within a minute; a machine under load takes its time for all the rest.
 _DONE_WITHIN_S = 240.0
 _END_WITHIN_S = 90.0
+# While trials run: nothing has to be waited for.
+_LEAVES_WITHIN_S = 30.0
 _RUNS_WITHIN_S = 5.0
 _AT_ONCE_S = 0.2
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
+_MANAGER_LEAVES_KINDS = frozenset({Kind.MANAGER_KILLED, Kind.MANAGER_MOVED, Kind.MANAGER_ENDED})
+_BUG = re.compile(r"\bbug\b", re.IGNORECASE)
 # One trial in two gives up when a report is refused, as most training code does. The others go on, and end well.
 _TRAIN = """
 import os, sys, time
@@ -89,11 +95,16 @@ note("end")
 
 @dataclass(slots=True)
 class Outcome:
-    """A run and what came of it. `evidence`: where everything is kept when it did not go well."""
+    """A run and what came of it. `evidence`: where everything is kept when it did not go well.
+
+    `hit`: the faults that something was there for. `missed`: the others, and why each hit nothing.
+    """
 
     plan: Plan
     verdict: Verdict
     happened: list[str]
+    hit: list[Fault]
+    missed: list[str]
     took_s: float
     evidence: Path | None = None
 
@@ -111,6 +122,8 @@ class Outcome:
                 *self.plan.lines(),
                 "what was done:",
                 *(f"  {line}" for line in self.happened),
+                f"{len(self.hit)} of {len(self.plan.faults)} faults hit something",
+                *(f"  hit nothing: {each}" for each in self.missed),
                 f"verdict: {'good' if self.verdict.is_good else 'BAD'}, after {self.took_s:.1f} s",
                 *(f"  {line}" for line in self.verdict.lines()),
                 *where,
@@ -129,6 +142,8 @@ class _Experiment:
     trials: int
     happened: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    hit: list[Fault] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
     trials_killed: set[str] = field(default_factory=set)
     keepers_killed: set[str] = field(default_factory=set)
     manager: subprocess.Popen[bytes] | None = None
@@ -152,9 +167,9 @@ class _Experiment:
     def create(self) -> None:
         code = self.site.folder / "code"
         code.mkdir()
-        rest_s = 0.04 if self.plan.is_short else 0.1
+        reports, rest_s = (SHORT_REPORTS, 0.04) if self.plan.is_short else (REPORTS, 0.1)
         (code / "train.py").write_text(
-            _TRAIN.format(ledgers=str(self.site.ledgers), reports=REPORTS, rest_s=rest_s)
+            _TRAIN.format(ledgers=str(self.site.ledgers), reports=reports, rest_s=rest_s)
         )
         (code / "search_space.json").write_text(json.dumps({"x": {"_type": "uniform", "_value": [0, 1]}}))
         document = {
@@ -266,46 +281,81 @@ class _Experiment:
         self.look_after_manager()
         if self.manager is None and not self.resume():
             return False
+        return self._is_over()
+
+    def _is_over(self) -> bool:
         with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
             return reader.experiment().state.is_over
         return False
 
     def end(self) -> None:
         """End the manager, as somebody who has seen enough."""
+        self._tell_to_end(_END_WITHIN_S)
+
+    def _tell_to_end(self, within_s: float) -> None:
         assert self.manager is not None
+        told_s = time.monotonic()
         self.manager.terminate()
         try:
-            code = self.manager.wait(_END_WITHIN_S)
+            code = self.manager.wait(within_s)
         except subprocess.TimeoutExpired:
-            self.wrong.append(f"the manager did not end within {_END_WITHIN_S:g} s of SIGTERM")
+            self.wrong.append(f"the manager did not end within {within_s:g} s of SIGTERM")
             self.kill_manager()
             return
+        self.note(f"the manager ended {time.monotonic() - told_s:.1f} s after it was told to")
         if code != 0:
             self.wrong.append(f"the manager ended with exit code {code}: {self._last_words()}")
+        self.manager = None
+
+    def bugs(self) -> list[str]:
+        """What managers have called a bug of their own; one that is told to end, or killed, has none."""
+        logs = [path for path in (self.folder.manager_log, self.site.folder / "manager.log") if path.exists()]
+        lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
+        return [f"a manager said: {line}" for line in lines if _BUG.search(line)]
 
     # ---- faults
 
     def begin(self, fault: Fault) -> None:
+        """Do it, and take note of whether anything was there for it."""
+        self.look_after_manager()
+        missed = "the experiment was over" if self._is_over() else self._do(fault)
+        if missed:
+            self.missed.append(f"{fault.kind.value}: {missed}")
+            self.note(self.missed[-1])
+        else:
+            self.hit.append(fault)
+
+    def _do(self, fault: Fault) -> str:
+        """Why it hit nothing; empty when it hit something."""
         match fault.kind:
-            case Kind.MANAGER_KILLED | Kind.MANAGER_MOVED:
-                self.look_after_manager()
-                self.kill_manager()
-                self.has_moved ^= fault.kind is Kind.MANAGER_MOVED
-                self.note(fault.kind.value)
-            case Kind.MANAGER_STOPPED:
-                self.look_after_manager()
-                if self.manager is not None:
-                    self.manager.send_signal(signal.SIGSTOP)
-                self.note(fault.kind.value)
+            case Kind.MANAGER_KILLED | Kind.MANAGER_MOVED | Kind.MANAGER_STOPPED | Kind.MANAGER_ENDED:
+                return self._hit_manager(fault.kind)
             case Kind.KEEPER_KILLED | Kind.KEEPER_STOPPED | Kind.TRIAL_KILLED | Kind.TRIAL_STOPPED:
-                self._hit_process(fault)
+                return self._hit_process(fault)
             case _:
-                self.site.begin(fault)
+                has_hit = self.site.begin(fault)
                 self.note(str(fault).split("s  ", 1)[1])
+                return "" if has_hit else "nobody was connected"
+
+    def _hit_manager(self, kind: Kind) -> str:
+        if kind is Kind.MANAGER_MOVED:
+            self.has_moved = not self.has_moved
+        if self.manager is None:
+            return "none ran"
+        self.note(kind.value)
+        match kind:
+            case Kind.MANAGER_STOPPED:
+                self.manager.send_signal(signal.SIGSTOP)
+            case Kind.MANAGER_ENDED:
+                self._tell_to_end(_LEAVES_WITHIN_S)
+            case _:
+                self.kill_manager()
+        return ""
 
     def heal(self, fault: Fault) -> None:
+        """The end of one that hit something."""
         match fault.kind:
-            case Kind.MANAGER_KILLED | Kind.MANAGER_MOVED:
+            case Kind.MANAGER_KILLED | Kind.MANAGER_MOVED | Kind.MANAGER_ENDED:
                 self.resume()
             case Kind.MANAGER_STOPPED:
                 if self.manager is not None:
@@ -320,24 +370,26 @@ class _Experiment:
                 self.site.heal(fault)
                 self.note(f"over: {fault.kind.value}")
 
-    def _hit_process(self, fault: Fault) -> None:
+    def _hit_process(self, fault: Fault) -> str:
         is_keeper = fault.kind in (Kind.KEEPER_KILLED, Kind.KEEPER_STOPPED)
         find = self._keepers if is_keeper else self._running_trials
         with contextlib.suppress(TimeoutError):
             wait_until(find, "one runs", _RUNS_WITHIN_S)  # none does between two trials
         running = find()
         if not running:
-            self.note(f"{fault.kind.value}: none runs")
-            return
+            return "none ran"
         name, process = running[int(fault.pick * len(running))]
-        with contextlib.suppress(psutil.NoSuchProcess):
+        try:
             if fault.lasts_s:
                 process.suspend()
                 self._stopped[fault] = [process]
             else:
                 process.kill()
                 (self.keepers_killed if is_keeper else self.trials_killed).add(name)
-            self.note(f"{fault.kind.value}: {name}, process {process.pid}")
+        except psutil.NoSuchProcess:
+            return f"{name}, process {process.pid}, had just ended"
+        self.note(f"{fault.kind.value}: {name}, process {process.pid}")
+        return ""
 
     def _keepers(self) -> list[tuple[str, psutil.Process]]:
         """Those that run, with their jobs."""
@@ -360,12 +412,12 @@ class _Experiment:
 
     @property
     def harm(self) -> Harm:
-        kinds = self.plan.kinds
+        kinds = {fault.kind for fault in self.hit}
         return Harm(
             self.trials_killed,
             self.keepers_killed,
             bool(kinds & _STORAGE_KINDS),
-            bool(kinds & {Kind.MANAGER_KILLED, Kind.MANAGER_MOVED}),
+            bool(kinds & _MANAGER_LEAVES_KINDS),
         )
 
 
@@ -390,7 +442,8 @@ def _play(experiment: _Experiment, plan: Plan) -> None:
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: False, "time", max(began_s + at_s - time.monotonic(), 0.0))
         due_s = began_s + at_s
-        step(fault)
+        if step == experiment.begin or fault in experiment.hit:
+            step(fault)
         # A manager needs seconds to come back: what is to follow its return then follows it.
         began_s += max(time.monotonic() - due_s - _AT_ONCE_S, 0.0)
     wait_until(experiment.resume, "a manager is back", _DONE_WITHIN_S)
@@ -400,8 +453,12 @@ def _play(experiment: _Experiment, plan: Plan) -> None:
     wait_until(lambda: not experiment.site.leftovers(), "no process is left", _END_WITHIN_S)
 
 
-def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trials: int = TRIALS) -> Outcome:
-    """Play one plan and judge it. What is left of a run that did not go well is kept; of another nothing is."""
+def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trials: int = 0) -> Outcome:
+    """Play one plan and judge it. What is left of a run that did not go well is kept; of another nothing is.
+
+    `trials`: how many; 0: as many as usual.
+    """
+    trials = trials or (SHORT_TRIALS if plan.is_short else TRIALS)
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"faults-{plan.seed}-", dir=parent))
     with a_site(plan, folder) as site:
@@ -414,10 +471,17 @@ def run_plan(plan: Plan, parent: Path | None = None, *, planted: str = "", trial
             experiment.kill_manager()
         took_s = time.monotonic() - began_s
         verdict = judge(experiment.folder, experiment.storage, site.ledgers, experiment.harm, trials, took_s)
-        verdict.wrong += experiment.wrong
+        verdict.wrong += experiment.wrong + experiment.bugs()
         if not verdict.is_good:
             _keep(experiment, folder / "evidence")
-    outcome = Outcome(plan, verdict, experiment.happened, time.monotonic() - began_s)
+    outcome = Outcome(
+        plan,
+        verdict,
+        experiment.happened,
+        experiment.hit,
+        experiment.missed,
+        time.monotonic() - began_s,
+    )
     if verdict.is_good:
         shutil.rmtree(folder)
     else:
@@ -436,19 +500,21 @@ def _keep(experiment: _Experiment, evidence: Path) -> None:
 
 
 def _table(outcomes: list[Outcome]) -> Iterator[str]:
-    yield "seed  faults  reports  lost  doubled  seconds  verdict"
+    yield "seed  hit of faults  reports  lost  doubled  seconds  verdict"
     for outcome in outcomes:
-        verdict = outcome.verdict
+        verdict, hit = outcome.verdict, f"{len(outcome.hit)} of {len(outcome.plan.faults)}"
         yield (
-            f"{outcome.plan.seed:4}  {len(outcome.plan.faults):6}  {verdict.reports:7}  {verdict.lost:4}  "
+            f"{outcome.plan.seed:4}  {hit:>13}  {verdict.reports:7}  {verdict.lost:4}  "
             f"{verdict.doubled:7}  {outcome.took_s:7.1f}  {'good' if verdict.is_good else 'BAD'}"
         )
     lost, doubled = (sum(getattr(each.verdict, name) for each in outcomes) for name in ("lost", "doubled"))
     reports = sum(each.verdict.reports for each in outcomes)
-    met = {kind for outcome in outcomes for kind in outcome.plan.kinds}
+    met = {fault.kind for outcome in outcomes for fault in outcome.hit}
     yield f"{len(outcomes)} seeds, {reports} reports: {lost} lost, {doubled} doubled"
     unmet = [kind.value for kind in Kind if kind not in met]
-    yield f"{len(met)} of {len(Kind)} kinds of faults{f'; none of: {chr(44).join(unmet)}' if unmet else ''}"
+    yield f"{len(met)} of {len(Kind)} kinds of faults hit something{f'; not: {chr(44).join(unmet)}' if unmet else ''}"
+    for outcome in outcomes:
+        yield from (f"seed {outcome.plan.seed} hit nothing with {each}" for each in outcome.missed)
 
 
 def main() -> int:

@@ -372,14 +372,14 @@ class Site:
         self._road_delay_s = delay_s
         self._order(f"delay {delay_s}")
 
-    def _order(self, text: str) -> None:
+    def _order(self, text: str) -> int:
         assert self._road is not None
-        self._road.order(text)
+        return self._road.order(text)
 
     # ---- faults
 
-    def begin(self, fault: Fault) -> None:
-        """What is not done to a process."""
+    def begin(self, fault: Fault) -> bool:
+        """What is not done to a process; whether there was anything that it hit."""
         match fault.kind:
             case Kind.MANAGER_DISK_FULL:
                 self.manager_disk.fill()
@@ -398,9 +398,9 @@ class Site:
             case Kind.LINK_SLOW:
                 self._set_delay(DELAY_S)
             case Kind.LINK_BROKEN:
-                self._order("break")
+                return self._order("break") > 0
             case Kind.LINK_RESET:
-                self._order("reset")
+                return self._order("reset") > 0
             case Kind.MANAGER_CLOCK:
                 assert self.manager_clock is not None
                 self.manager_clock.set_ahead(fault.step_s)
@@ -409,6 +409,7 @@ class Site:
                 self.jobs_clock.set_ahead(fault.step_s)
             case _:
                 raise ValueError(fault)
+        return True
 
     def heal(self, fault: Fault) -> None:
         """The end of what `begin` began and that lasts."""

@@ -1,22 +1,29 @@
 """Experiments under fault plans, in a short form: `make faults` runs longer ones."""
 
+import contextlib
 import dataclasses
 import shutil
 
 import pytest
-from fault_judge import Harm, Ledger, state_that_is_false
+from fault_judge import TASK, Harm, Ledger, judge, ledger_path, state_that_is_false
 from fault_plan import Fault, Kind, Need, plan_of
-from fault_run import run_plan
+from fault_run import _table, run_plan
 from fault_site import clean_up, missing_here, mounts_of, networks_of, processes_of
 
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.store import ExperimentRow, Store, TrialRow
+from nni_sdk.records import decode, encode
+from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
 # A minute on an idle machine; other tests may be running.
 pytestmark = pytest.mark.timeout(900)
 
 # Together these meet every kind of fault.
-SEEDS = (6, 10, 11, 13, 17)
+SEEDS = (9, 14, 18, 31, 40)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -43,9 +50,21 @@ KILLS = tuple(Fault(at_s, Kind.MANAGER_KILLED, 0.1, 0.0) for at_s in (0.5, 1.5))
 )
 def test_the_suite_sees_what_a_manager_does_that(tmp_path, planted, faults, seen):
     plan = dataclasses.replace(plan_of(2, is_short=True), faults=faults, left_out=())
-    verdict = run_plan(plan, tmp_path, planted=planted, trials=4).verdict
+    verdict = run_plan(plan, tmp_path, planted=planted, trials=10).verdict
     assert verdict.is_good == (not seen), verdict.lines()
     assert not seen or getattr(verdict, seen) > 0, verdict.lines()
+
+
+def test_a_fault_that_comes_when_all_is_over_has_hit_nothing_and_the_report_says_so(tmp_path):
+    late = Fault(6.0, Kind.MANAGER_KILLED, 0.1, 0.0)
+    plan = dataclasses.replace(plan_of(2, is_short=True), faults=(late,), left_out=())
+    outcome = run_plan(plan, tmp_path, trials=1)
+    assert outcome.verdict.is_good, outcome.report()
+    assert (outcome.hit, outcome.missed) == ([], ["manager killed: the experiment was over"])
+    assert "0 of 1 faults hit something\n  hit nothing: manager killed" in outcome.report()
+    *_, kinds, missed = _table([outcome])
+    assert kinds.startswith(f"0 of {len(Kind)} kinds of faults hit something; not: manager killed")
+    assert missed == "seed 2 hit nothing with manager killed: the experiment was over"
 
 
 def test_every_kind_of_fault_is_in_the_plans_of_this_file_and_in_the_first_twenty():
@@ -123,6 +142,64 @@ def a_trial(state, reason, exit_code):
 def test_a_state_is_held_against_what_was_done(tmp_path, state, reason, exit_code, ledger, harm, is_true):
     wrong = state_that_is_false(a_trial(state, reason, exit_code), a_ledger(tmp_path, *ledger), harm)
     assert (not wrong) == is_true
+
+
+@pytest.fixture
+def a_run(tmp_path):
+    """A run of one trial that reported 0, 1 and at last 2, and wrote a line; what is wrong when `changes` are stored of it."""
+
+    def judged(final_at=2, log=b"a line\n", **changes):
+        folder, ledgers = ExperimentFolder(tmp_path / "FAULTS"), tmp_path / "ledgers"
+        folder.make()
+        ledgers.mkdir()
+        trial = a_trial(TrialState.SUCCEEDED, ExitReason.SUCCEEDED, 0)
+        trial.attempt, trial.reporter, trial.final, trial.value = 0, TASK, "2", 2.0
+        for name, value in changes.items():
+            setattr(trial, name, value)
+        key = AttemptKey(trial.trial_id, 0, TASK)
+        ledger_path(ledgers, trial.trial_id, 0).write_text("? 0\n+ 0\n? 1\n+ 1\n? 2\n+ 2\nend\n")
+        metrics = b"".join(
+            encode(0, trial.trial_id, "FINAL" if value == final_at else "PERIODICAL", value, value)
+            for value in range(3)
+        )
+        written = {Stream.METRICS: metrics, Stream.STDOUT: b"a line\n"}
+        for stream, content in written.items():
+            file = folder.workspace.attempt(key).stream(stream)
+            file.parent.mkdir(parents=True)
+            file.write_bytes(content)
+        store = Store.create(folder.database, folder.collected_logs, "FAULTS", "{}", b"", 0.0)
+        with contextlib.closing(store):
+            rows = tuple(decode(metrics, 0).records)
+            writes = [
+                TrialRow.of(trial),
+                Commit(key, Stream.METRICS, 0, len(metrics), records=rows),
+                Commit(key, Stream.STDOUT, 0, len(log), data=log),
+                ExperimentRow(ExperimentState.DONE, "", 1.0, 2.0, keeper_has_matched=True),
+            ]
+            store.commit(writes, 1.0)
+        return judge(folder, folder.workspace, ledgers, Harm(), 1, 2.0).wrong
+
+    return judged
+
+
+def test_a_run_in_which_all_is_as_it_was_has_nothing_wrong(a_run):
+    assert a_run() == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "wrong"),
+    [
+        ({"log": b"a Line\n"}, "its stdout is not what it wrote, from byte 2 of 7 on"),
+        ({"final": "1", "value": 1.0}, "its result is '1', in numbers 1.0, and it reported 2"),
+        ({"value": 1.0}, "its result is '2', in numbers 1.0"),
+        ({"final": None, "value": None}, "its result is None"),
+        ({"final_at": 1}, "not the last of its reports alone"),
+        ({"final_at": 3}, "2 intermediate reports, and 3 are counted"),
+    ],
+    ids=str,
+)
+def test_what_is_stored_of_a_trial_is_held_against_what_it_wrote(a_run, stored, wrong):
+    assert wrong in " ".join(a_run(**stored))
 
 
 # ---- the site

@@ -7,15 +7,18 @@ from void_service import Void, an_engine, start
 
 from nni_manager.domain.events import AttemptStarted, MetricsStored, TaskReported
 from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.refusals import NotOpen, ProtocolBroken
 from nni_manager.engine import commits, views
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
+from nni_manager.engine.keepers import OPEN_ATTEMPTS
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.store.store import StoreReader, TrialRow
 from nni_manager.training_services.base import JobEnded, Placement
 from nni_manager.tuner.assessors import Medianstop
+from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
-from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Idle, RunTrial, Stream, TrialStarted
 from trial_keeper.wire.workspace import TrialDocument
 
 NOTHING = "pass\n"
@@ -336,3 +339,82 @@ def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_
     play(scenario)
     with StoreReader(experiment.folder.database) as reader:
         assert [len(trial.message) for trial in reader.trials()] == [100_000]
+
+
+# ---- when keepers are let in
+
+
+def hello_of(engine, trial, *attempts):
+    keys = tuple(AttemptKey(trial.trial_id, number, "main-0") for number in attempts)
+    token = engine.keepers.token(trial.job_id)
+    hello = Hello(__version__, engine.experiment.experiment_id, trial.job_id, "main-0", keys)
+    return hello, trial.job_id, token
+
+
+def test_keepers_are_let_in_from_when_the_experiment_goes_on_until_it_is_let_go_of(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1)
+
+    async def scenario():
+        first, service = an_engine(experiment)
+        await start(first)
+        await service.submitted.wait()
+        (trial,) = first.experiment.trials.values()
+        await first.close()
+
+        engine, _ = an_engine(experiment)
+        await engine.restore()
+        words = hello_of(engine, trial, 0)
+        with pytest.raises(NotOpen):
+            engine.keepers.admit(*words)
+        await engine.start(("127.0.0.1:1",))
+        session = engine.keepers.admit(*words)
+        session.receive(TrialStarted(words[0].attempts[0], 10.0))
+        await engine.close()
+        with pytest.raises(NotOpen):
+            engine.keepers.admit(*words)
+        # What is still on its way finds no closed store.
+        session.receive(Chunk(words[0].attempts[0], Stream.STDOUT, 0, b"late"))
+        assert not engine.failed.is_set()
+
+    play(scenario)
+
+
+def test_a_keeper_that_is_refused_at_the_last_moment_leaves_no_session_behind(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        (trial,) = engine.experiment.trials.values()
+        with pytest.raises(ProtocolBroken):
+            engine.keepers.admit(*hello_of(engine, trial, *range(OPEN_ATTEMPTS + 1)))
+        assert len(engine.keepers) == 0
+        assert not engine.keepers.leave(trial.job_id, "there are no more trials")
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_keeper_that_says_again_and_again_that_it_is_idle_is_told_once(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        (job_id,) = engine.experiment.jobs.live
+        hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0")
+        session = engine.keepers.admit(hello, job_id, engine.keepers.token(job_id))
+        for _ in range(1000):
+            session.receive(Idle())
+        assert len(asyncio.all_tasks()) < 50
+        told = []
+        while RunTrial not in map(type, told):
+            told.append(await session.outgoing.get())
+        await engine.close()
+        while not session.outgoing.empty():
+            told.append(session.outgoing.get_nowait())
+        assert sum(isinstance(word, RunTrial) for word in told) < 5
+
+    play(scenario)

@@ -7,9 +7,9 @@ import pytest
 from nni_manager.domain.receiving import Commit, Receiver
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import commits
-from nni_manager.store.store import Store, StoreBusy, StoreReader, TrialRow
+from nni_manager.store.store import Store, StoreBusy, StoreReader, TrialRow, UsageRow
 from nni_sdk.records import encode
-from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
 
 
 def row(number):
@@ -59,6 +59,28 @@ def test_what_comes_while_a_transaction_is_written_shares_the_next_one(database,
     assert len(counting.batches) <= 2
     with StoreReader(database) as reader:
         assert [trial.sequence_id for trial in reader.trials()] == [*range(100)]
+
+
+@pytest.mark.parametrize(
+    ("write", "held_bytes"),
+    [
+        (TrialRow.of(Trial("t", 0, {"x": "p" * 100_000}, {}, 0.0, "t")), 100_000),
+        (TrialRow.of(Trial("t", 0, {}, {}, 0.0, "t", message="ä€" * 50_000)), 200_000),
+        (TrialRow.of(Trial("t", 0, {}, {}, 0.0, "t", final="1" * 100_000)), 100_000),
+        (UsageRow(Usage(AttemptKey("t", 0, "main-0"), 0, 0, 0, (GpuUsage(0, 0.5, 1),) * 1000), 0.0), 200_000),
+    ],
+    ids=["parameters", "message", "result", "gpus"],
+)
+def test_what_waits_is_counted_with_its_text(counting, write, held_bytes):
+    async def run():
+        group = commits.GroupCommit(counting, pytest.fail)
+        done = group.add([write])
+        assert held_bytes <= group.waiting_bytes < 2 * held_bytes
+        await done
+        assert group.waiting_bytes == 0
+        await group.close()
+
+    asyncio.run(run())
 
 
 def test_what_nobody_waits_for_goes_along_with_what_somebody_does(counting):
@@ -241,13 +263,13 @@ def test_a_trials_own_row_is_stored_no_later_than_what_it_says(database, tmp_pat
 
 def test_of_a_row_that_changes_while_the_disk_hangs_only_the_newest_waits(database, tmp_path):
     async def scenario(group, gate):
-        trial = Trial("t1", 1, {}, {}, 0.0, "t1")
+        trial = Trial("t1", 1, {}, {}, 0.0, "t1", message="00000")
         first = group.add([TrialRow.of(trial)])
         await asyncio.sleep(0)
         one_row_bytes = group.waiting_bytes
         waiting = []
         for number in range(10_000):
-            trial.message = str(number)
+            trial.message = f"{number:05}"
             waiting.append(group.add([TrialRow.of(trial)]))
         assert group.waiting_bytes == 2 * one_row_bytes
         gate.opened.set()
@@ -255,7 +277,7 @@ def test_of_a_row_that_changes_while_the_disk_hangs_only_the_newest_waits(databa
 
     play(scenario, database, tmp_path)
     with StoreReader(database) as reader:
-        assert [trial.message for trial in reader.trials()] == ["9999"]
+        assert [trial.message for trial in reader.trials()] == ["09999"]
 
 
 def test_who_has_brought_enough_waits_and_others_need_not(database, tmp_path):

@@ -499,7 +499,7 @@ def test_a_command_that_cannot_be_started_is_told_like_any_other_end(site, code_
     assert site.manager.all_of(TrialStarted) == []
 
 
-@pytest.mark.parametrize("command", [r"echo \u0000", "x" * 200_000, r"echo \ud800"])
+@pytest.mark.parametrize("command", [r"echo \u0000", "x" * 200_000])
 def test_a_command_that_no_system_takes_is_told_in_a_sentence(site, command):
     site.add_trial("COMMAND")
     document = site.workspace.trial(TRIAL).trial_json
@@ -507,6 +507,15 @@ def test_a_command_that_no_system_takes_is_told_in_a_sentence(site, command):
     assert site.start_keeper().wait() == 104
     (ended,) = site.manager.all_of(TrialEnded)
     assert re.match(r"cannot start (bash for )?the command '.{,210}'", ended.message)
+
+
+def test_a_command_that_is_no_text_makes_the_whole_document_unreadable(site):
+    site.add_trial("COMMAND")
+    document = site.workspace.trial(TRIAL).trial_json
+    document.write_text(document.read_text().replace("COMMAND", r"echo \ud800"))
+    keeper = site.start_keeper()
+    assert keeper.wait() == 101
+    assert "cannot read trial.json" in keeper.stderr
 
 
 def test_a_keeper_without_settings_names_all_that_are_missing(site):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from real_experiment import free_port_pair
 
 BIN = Path(sys.executable).parent
 CONFIG = """\
@@ -426,7 +427,8 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     )
     os.kill(line["pid"], signal.SIGKILL)
 
-    viewed = nnictl("view", name[:4], "--port", "auto")
+    # Of a pair that nobody finds who looks for free ports from 8080 on.
+    viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
     assert (viewed.returncode, viewed.stderr) == (0, "")
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert (line["managerIsRunning"], line["port"], line["status"]) == (False, None, "RUNNING")

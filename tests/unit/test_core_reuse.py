@@ -144,6 +144,12 @@ def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> 
     assert play.exits("first")[-1] == IDLE
 
 
+def test_a_keeper_that_is_told_to_stop_what_it_never_heard_of_says_that_it_is_idle(play: Play) -> None:
+    assert play.at(1, StopTrial("other", ExitReason.STOPPED_BY_USER)) == [IDLE]
+    play.runs("first")
+    assert play.at(2, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
+
+
 def test_a_keeper_that_leaves_begins_nothing_that_waits(play: Play) -> None:
     play.runs("first")
     play.at(1, RunTrial("second"))

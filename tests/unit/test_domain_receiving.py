@@ -133,6 +133,17 @@ def test_complete_means_ended_and_every_stream_durable(a_receiver) -> None:
     assert receiver.is_complete
 
 
+def test_an_attempt_is_not_complete_while_anything_of_it_waits_even_if_its_end_leaves_that_out(
+    a_receiver,
+) -> None:
+    receiver = a_receiver()
+    commits = receiver.take(METRICS, 0, FIRST)
+    receiver.end({METRICS: 0})
+    assert not receiver.is_complete
+    commit_all(receiver, commits)
+    assert receiver.is_complete
+
+
 def test_an_attempt_that_wrote_nothing_is_complete_when_it_ends(a_receiver) -> None:
     receiver = a_receiver()
     assert receiver.end({METRICS: 0, STDOUT: 0}) == []

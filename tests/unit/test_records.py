@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import time
 
 import pytest
 from hypothesis import given
@@ -261,6 +262,31 @@ def test_a_torn_frame_whose_length_happens_to_fit_hides_nothing():
     broken = b"ME%06d{" % (1 + len(good))  # declares exactly what is left of the line
     decoded = decode(broken + good, 0)
     assert [r.offset for r in decoded.records] == [len(broken)]
+    assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
+
+
+def headers_that_fit(count: int, tail: bytes) -> bytes:
+    """Each declares exactly what is left of the line that ends with `tail`."""
+    return b"".join(b"ME%06d{" % (9 * left + 1 + len(tail)) for left in range(count - 1, -1, -1)) + tail
+
+
+@pytest.mark.parametrize("tail", [b"\n", "é\n".encode()], ids=["ascii", "not ascii"])
+def test_a_line_full_of_headers_that_fit_costs_no_more_than_its_length(tail):
+    line = headers_that_fit(111_000, tail)
+    began_s = time.process_time()
+    decoded = decode(line, 0)
+    # A tenth of a second; it was 40 when each header's JSON was tried.
+    assert time.process_time() - began_s < 4
+    assert (decoded.records, decoded.consumed) == ([], len(line))
+    assert spans(line, decoded.garbage) == set(range(len(line)))
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 1000])
+def test_no_number_of_headers_that_fit_hides_the_frame_behind_them(count):
+    good = encode(1, "t", "FINAL", 0, 1)
+    broken = headers_that_fit(count, good)[: -len(good)]
+    decoded = decode(broken + good, 0)
+    assert [(r.offset, r.size) for r in decoded.records] == [(len(broken), len(good))]
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
 
 

@@ -1,6 +1,8 @@
 import contextlib
 import json
+import os
 import sqlite3
+import tempfile
 import threading
 from pathlib import Path
 
@@ -191,6 +193,40 @@ def test_a_database_that_another_process_writes_says_try_again(store, database):
     store.commit([TrialRow.of(a_trial())], 1.0)
 
 
+def test_who_may_not_write_the_database_is_not_told_to_free_space(store):
+    store._connection.execute("PRAGMA query_only = 1")
+    with pytest.raises(StoreBusy, match=r"^cannot write .*readonly.*let this user write it") as raised:
+        store.commit([TrialRow.of(a_trial())], 1.0)
+    assert "space" not in str(raised.value)
+
+
+def test_who_cannot_read_now_is_told_to_try_again_and_not_to_free_space(store, database):
+    store.close()
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")  # readers and the writer wait for each other then
+        with StoreReader(database) as reader:
+            reader._connection.execute("PRAGMA busy_timeout = 1")
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(StoreBusy, match=r"^cannot read .*locked; wait and try again$"):
+                reader.trials()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_who_may_not_write_in_the_folder_of_a_database_is_told_so(tmp_path):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "experiment.sqlite"
+        Store.create(path, tmp_path, "EXPERIMT", "{}", b"secret", 1.0).close()
+        path.chmod(0o644)
+        Path(folder).chmod(0o755)
+        nobody = 65534
+        os.seteuid(nobody)
+        try:
+            with pytest.raises(StoreUnusable, match=r"^cannot read .*may write in its folder"):
+                StoreReader(path)
+        finally:
+            os.seteuid(0)
+
+
 def test_a_database_of_another_format_is_refused_with_both_numbers(store, database, tmp_path):
     store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreUnusable, match="format 99"):
@@ -231,6 +267,7 @@ def test_a_database_of_an_earlier_format_becomes_one_of_todays(store, database, 
 
 
 def test_nothing_is_lost_from_a_database_of_an_earlier_format(earlier):
+    as_it_was = (earlier.read_bytes(), sorted(earlier.parent.iterdir()))
     with StoreReader(earlier) as reader:  # `nnictl` may be the first to look
         done, running, waiting = reader.trials()
         live, ended = reader.jobs()
@@ -247,6 +284,20 @@ def test_nothing_is_lost_from_a_database_of_an_earlier_format(earlier):
         ["aaaaa"],
     )
     assert metrics == [("aaaaa", 0, "0.5"), ("aaaaa", 0, "0.9"), ("bbbbb", 1, "0.2")]
+    assert (earlier.read_bytes(), sorted(earlier.parent.iterdir())) == as_it_was
+
+
+def test_who_looks_beside_a_manager_of_an_earlier_format_sees_its_news_and_leaves_its_format(earlier):
+    with contextlib.closing(sqlite3.connect(earlier, isolation_level=None)) as owner:
+        owner.execute("PRAGMA journal_mode = WAL")
+        with StoreReader(earlier) as reader:
+            seen = reader.data_version()
+            owner.execute("UPDATE experiment SET error = 'news'")
+            assert reader.data_version() != seen
+        with StoreReader(earlier) as reader:
+            assert reader.experiment().error == "news"
+        (version,) = owner.execute("PRAGMA user_version").fetchone()
+        assert f"format-{version}" in [path.stem for path in EARLIER_FORMATS]
 
 
 def test_a_missing_or_broken_database_is_refused(tmp_path):

@@ -152,7 +152,8 @@ class Keeper:
                     self._queue.remove(event.trial_id)
                     return []  # who stops a trial that has not begun knows its end already
                 is_ours = self.current is not None and self.current.key.trial_id == event.trial_id
-                return self._stop(event.reason, now_s) if is_ours else []
+                # Of one that it never heard of: the manager may have taken this keeper to be busy with it.
+                return self._stop(event.reason, now_s) if is_ours else self._tell_idle()
             case SignalReceived():
                 # Whoever signals the keeper itself ends the job: the cluster, or the manager through it. A manager that
                 # asked has its own reason on record already.

@@ -80,9 +80,11 @@ class Receiver:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the attempt has ended and all of it is durable."""
-        return self._final_sizes is not None and all(
-            self._inflow(stream).durable >= size for stream, size in self._final_sizes.items()
+        """Whether the attempt has ended and all of it is durable; also what came before an end that leaves it out."""
+        return (
+            self._final_sizes is not None
+            and all(self._inflow(stream).durable >= size for stream, size in self._final_sizes.items())
+            and all(inflow.durable >= inflow.received for inflow in self._inflows.values())
         )
 
     def received(self, stream: Stream) -> int:

@@ -23,5 +23,9 @@ class KeeperSilent(UserMistake):
     """cannot wait longer for this keeper to go on with its stream; connect again"""
 
 
+class NotOpen(UserMistake):
+    """cannot let keepers in at present: the manager starts, or ends; connect again"""
+
+
 class ProtocolBroken(UserMistake):
     """cannot understand this keeper; use the keeper that comes with the manager"""

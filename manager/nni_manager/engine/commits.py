@@ -14,6 +14,7 @@ takes the next piece: the bytes wait in the trials' files.
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,11 +36,15 @@ RETRY_S = 1.0
 MOST_BYTES = 64 << 20
 # Of one keeper: more than a transaction takes, so that it never has to wait for a keeper, and small enough for a dozen floods.
 MOST_OF_ONE_BYTES = 4 << 20
+# The samples of 1,000 tasks, one every 5 s from each, so make one transaction a second instead of 200.
+LONGEST_REST_S = 1.0
 # From here on only who has nothing waiting may bring more: floods leave half of the room to everybody else.
 _CROWDED_BYTES = MOST_BYTES // 2
 # A record as Python objects and a row of SQLite, beside its bytes on the wire.
 _RECORD_BYTES = 512
 _ROW_BYTES = 512
+# One of a sample, as an object and as JSON.
+_GPU_BYTES = 256
 # What every lane may put into every transaction: some reports, or some lines of a log.
 _SMALL_BYTES = 16 << 10
 # A flood is stored in transactions of this length, or of three times what the disk takes to sync: then most of the time is work.
@@ -61,10 +66,6 @@ class _Waiting:
     write: Write
     size_bytes: int
     done: "asyncio.Future[None]"
-
-
-# The samples of 1,000 tasks, one every 5 s from each, so make one transaction a second instead of 200.
-LONGEST_REST_S = 1.0
 
 
 class GroupCommit:
@@ -315,10 +316,18 @@ def _id_of(write: TrialRow | JobRow | ExperimentRow) -> str:
 
 
 def _size_of(write: Write) -> int:
-    if not isinstance(write, Commit):
-        return _ROW_BYTES
-    spans = len(write.records) + len(write.garbage)
-    return write.new_offset - write.offset + _RECORD_BYTES * spans + _ROW_BYTES
+    match write:
+        case Commit():
+            spans = len(write.records) + len(write.garbage)
+            return write.new_offset - write.offset + _RECORD_BYTES * spans + _ROW_BYTES
+        case TrialRow():
+            # Its parameters, its message and its result are as long as a trial likes.
+            texts = (value for value in write.values.values() if isinstance(value, str))
+            return _ROW_BYTES + sum(map(sys.getsizeof, texts))
+        case UsageRow():
+            return _ROW_BYTES + _GPU_BYTES * len(write.usage.gpus)
+        case JobRow() | ExperimentRow():
+            return _ROW_BYTES
 
 
 def _when_all(parts: Sequence["asyncio.Future[None]"]) -> "asyncio.Future[None]":

@@ -111,10 +111,11 @@ class Engine:
     ) -> None:
         self.config = config
         self.folder = folder
+        # The owner brings the database to today's format, and reads it then.
+        self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
         self.reader = StoreReader(folder.database)
         self.stored: StoredExperiment = self.reader.experiment()
         self.experiment = experiment_of(self.stored, config)
-        self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
         self.keepers = Keepers(
             self.experiment,
             self.stored.secret,
@@ -157,6 +158,8 @@ class Engine:
         """Jobs that do not exist yet, and the work to make them; that work may be cancelled."""
         self._giving: dict[str, asyncio.Task[None]] = {}
         """For each job the last word to its keepers that was or is to be given: they run trials in the order of these."""
+        self._words_under_way: set[tuple[str, str, str | None]] = set()
+        """The trials that are being given: the job, the trial, and the task that is told, or None for all."""
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._logged: dict[str, TrialState] = {}
@@ -169,6 +172,9 @@ class Engine:
         trials = self.reader.trials()
         for trial in trials:
             if not trial.state.is_final:
+                if trial.started_at_s is not None:
+                    # From here on the wall clock may be set, and nothing lasts longer for it.
+                    trial.heard_s = time.monotonic() - max(time.time() - trial.started_at_s, 0.0)
                 self._restore_results(trial)
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
@@ -203,7 +209,8 @@ class Engine:
     def _restore_results(self, trial: Trial) -> None:
         """The rows are stored before the trial's own: a manager that died in between knew of results that its record lacks."""
         if trial.final is None:
-            for row in self.reader.metrics_of(trial.trial_id, is_final=True)[:1]:
+            pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
+            for row in next(pages, [])[:1]:  # one that reports without end may have millions
                 trial.final, trial.value = row.value, reward(row.value)
 
     async def _restore_tasks(self, trial: Trial) -> None:
@@ -251,6 +258,7 @@ class Engine:
         jobs_of_before = list(self.experiment.jobs.live.values())
         self.finished.clear()
         self.post(Begun())
+        self.keepers.is_open = True
         for job in jobs_of_before:
             await self._take_over(job)
         self._spawn(self._watch_time())
@@ -359,9 +367,7 @@ class Engine:
             case SubmitJob():
                 self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
             case GiveTrial():
-                job_id = effect.job.job_id
-                give = self._give(effect.job, effect.trial, effect.task, self._giving.get(job_id))
-                self._giving[job_id] = self._spawn(give)
+                self._begin_to_give(effect)
             case CancelTrial():
                 self._cancel(effect.trial, effect.reason)
             case RecallTrial():
@@ -562,6 +568,16 @@ class Engine:
             placement,
             self._code_snapshot,
         )
+
+    def _begin_to_give(self, effect: GiveTrial) -> None:
+        trial_id, job_id = effect.trial.trial_id, effect.job.job_id
+        word = (job_id, trial_id, effect.task)
+        if self._words_under_way & {word, (job_id, trial_id, None)}:
+            return  # whoever asks again hears the one that is under way
+        self._words_under_way.add(word)
+        give = self._give(effect.job, effect.trial, effect.task, self._giving.get(job_id))
+        self._giving[job_id] = self._spawn(give)
+        self._giving[job_id].add_done_callback(lambda _: self._words_under_way.discard(word))
 
     async def _give(
         self, job: Job, trial: Trial, task: str | None, before: "asyncio.Task[None] | None"

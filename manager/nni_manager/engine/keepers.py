@@ -23,7 +23,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.receiving import Commit, Receiver
-from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
+from nni_manager.domain.refusals import JobUnknown, NotOpen, ProtocolBroken, TokenWrong, VersionRefused
 from nni_manager.domain.roads import Roads
 from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
@@ -127,6 +127,8 @@ class Keepers:
         self._reader = reader
         self._workspace = workspace
         self._post = post
+        self.is_open = False
+        """Whether keepers are let in, and what they say is taken: from when the experiment goes on until it is let go of."""
         self.roads = Roads()
         """How each task is heard."""
         self._sessions: dict[str, dict[str, KeeperSession]] = {}
@@ -163,11 +165,14 @@ class Keepers:
 
         Raises:
             TokenWrong, VersionRefused, JobUnknown: it may not come in.
+            NotOpen, StoreBusy: it may later.
             ProtocolBroken: it speaks of trials that are not its own.
         """
         self.check_token(job_id, token)
         if hello.job_id != job_id:
             raise TokenWrong()
+        if not self.is_open:
+            raise NotOpen()
         if self._check_versions and not versions_agree(__version__, hello.version):
             message = mismatch_message(__version__, hello.version)
             log.error("job %s: %s", job_id, message)
@@ -179,6 +184,15 @@ class Keepers:
             return ProbeSession()
         session = KeeperSession(self, job_id, hello.task)
         trials = [self._own_trial(session, key) for key in hello.attempts]
+        # The token proves that the job was ours: one that is not there any more was given up.
+        is_given_up = job_id not in self._experiment.jobs.live
+        attempts = tuple(
+            AttemptOffsets(key, {}, closed=True)
+            if is_given_up or trial.state.is_final
+            else self._offsets(key, closed=False)
+            for key, trial in zip(hello.attempts, trials, strict=True)
+        )
+        # From here on nothing is refused: a session that its stream does not know of would never end.
         of_job = self._sessions.setdefault(job_id, {})
         earlier = of_job.get(hello.task)
         if earlier is not None:
@@ -186,16 +200,8 @@ class Keepers:
         of_job[hello.task] = session
         log.info("job %s: keeper %s of %s connected", job_id, hello.version, hello.task)
         self._post(KeeperMatched(job_id))
-        # The token proves that the job was ours: one that is not there any more was given up.
-        is_given_up = job_id not in self._experiment.jobs.live
         if not is_given_up:
             self.roads.connected(job_id, hello.task, time.monotonic())
-        attempts = tuple(
-            AttemptOffsets(key, {}, closed=True)
-            if is_given_up or trial.state.is_final
-            else self._offsets(key, closed=False)
-            for key, trial in zip(hello.attempts, trials, strict=True)
-        )
         session.outgoing.put_nowait(Welcome(__version__, attempts))
         for trial in trials:
             if (reason := _stopped_for(trial, session.task)) is not None:
@@ -225,6 +231,8 @@ class Keepers:
 
     def receive(self, session: KeeperSession, message: KeeperMessage) -> None:
         """What a keeper says; see `KeeperSession.receive`."""
+        if not self.is_open:
+            return  # nothing of it is acknowledged: it is said again to the next manager
         self.roads.heard(session.job_id, session.task, time.monotonic())
         match message:
             case Chunk():
@@ -307,7 +315,8 @@ class Keepers:
             self.close(key)
 
     def close_all(self) -> None:
-        """End all streams; keepers will look for a manager again."""
+        """End all streams and let nobody in; keepers will look for a manager again."""
+        self.is_open = False
         for job_id in list(self._sessions):
             for session in self._of_job(job_id):
                 session.outgoing.put_nowait(None)

@@ -14,12 +14,14 @@ from typing import TypeVar
 from nni_manager.domain.events import AttemptStarted, Event, KeeperFound
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.receiving import StreamBroken
+from nni_manager.domain.refusals import ProtocolBroken
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.storage_threads import THREADS, StorageThreads
 from nni_manager.engine.trial_files import STORAGE_LAG_S, Seen, newest_attempts, see_attempt, write_stop
 from nni_manager.errors import UserMistake
+from nni_manager.store.store import StoreBusy
 from trial_keeper.wire.limits import COLLECTED_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -101,7 +103,7 @@ class MountRoad:
                 for key in await self.threads.call(newest_attempts, self._workspace, trial.trial_id):
                     await self._follow_attempt(job_id, trial, key)
             self._failures.pop(job_id, None)
-        except OSError as error:
+        except (OSError, StoreBusy, ProtocolBroken) as error:
             self._note_failure(job_id, error)
         finally:
             self._looking -= 1
@@ -237,13 +239,15 @@ class MountRoad:
 
     # ---- inside
 
-    def _note_failure(self, job_id: str, error: OSError) -> None:
+    def _note_failure(self, job_id: str, error: Exception) -> None:
         if job_id not in self._failures:
             log.warning("job %s: %s", job_id, _told(error))
         self._failures[job_id] = _told(error)
 
 
-def _told(error: OSError) -> str:
+def _told(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
     remedy = (
         "let containers leave their files readable to the manager's user"
         if isinstance(error, PermissionError)

@@ -21,6 +21,7 @@ from nni_manager.domain.receiving import StreamBroken
 from nni_manager.domain.refusals import (
     JobUnknown,
     KeeperSilent,
+    NotOpen,
     ProtocolBroken,
     TokenWrong,
     TooManyStreams,
@@ -28,6 +29,7 @@ from nni_manager.domain.refusals import (
 )
 from nni_manager.errors import CANNOT_LISTEN, UserMistake
 from nni_manager.store.certificate import Certificate
+from nni_manager.store.store import StoreBusy
 from trial_keeper.wire.convert import (
     CONNECT_METHOD,
     MessageInvalid,
@@ -51,6 +53,8 @@ STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
     ProtocolBroken: grpc.StatusCode.INVALID_ARGUMENT,
     MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     StreamBroken: grpc.StatusCode.ABORTED,
+    NotOpen: grpc.StatusCode.ABORTED,
+    StoreBusy: grpc.StatusCode.ABORTED,
     KeeperSilent: grpc.StatusCode.DEADLINE_EXCEEDED,
     TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -47,7 +47,7 @@ class StoreUnusable(UserMistake):
 
 
 class StoreBusy(TryAgain):
-    """cannot write the experiment's database now; free some disk space or wait, then try again"""
+    """cannot use the experiment's database now; free some disk space or wait, then try again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,10 @@ _INSERT, _, _ROW = QUERIES["add_metric"].removesuffix(";").partition("VALUES ")
 _ADD_METRICS = f"{_INSERT}VALUES {', '.join([_ROW] * ROWS_AT_ONCE)}"
 
 
-# sqlite3_errstr(SQLITE_FULL); Python tells the number from 3.11 on only.
+# sqlite3_errstr() of SQLITE_FULL, SQLITE_READONLY and SQLITE_CANTOPEN; Python tells the number from 3.11 on only.
 _FULL = "database or disk is full"
+_READ_ONLY = "attempt to write a readonly database"
+_CANNOT_OPEN = "unable to open database file"
 
 
 def _told_full(path: Path, what: str) -> str:
@@ -201,13 +203,40 @@ def _own_errors(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if str(error) == _FULL:
             raise StoreBusy(_told_full(path, str(error))) from error
-        raise StoreBusy(
-            f"cannot write {path}: {error}; free some space on its disk, or wait and try again"
-        ) from error
+        way_out = (
+            "let this user write it, and in its folder, again"
+            if str(error) == _READ_ONLY
+            else "free some space on its disk, or wait and try again"
+        )
+        raise StoreBusy(f"cannot write {path}: {error}; {way_out}") from error
     except sqlite3.DatabaseError as error:
-        raise StoreUnusable(
-            f"cannot use {path}: {error}; restore it from a copy, or start a new experiment"
-        ) from error
+        raise _unusable(path, error) from error
+
+
+@contextmanager
+def _readers_errors(path: Path) -> Iterator[None]:
+    """The same for who only reads: no space of his is missing, and nothing of it gets lost."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if str(error) in (_READ_ONLY, _CANNOT_OPEN):
+            raise StoreUnusable(
+                f"cannot read {path}: {error}; become a user who may write in its folder, where SQLite keeps what readers share, "
+                "or copy the folder and read the copy"
+            ) from error
+        way_out = (
+            "an older version of trial-keeper wrote it, and there is no room to read it in today's format: free some space where "
+            "temporary files go, or set TMPDIR to another place"
+            if str(error) == _FULL
+            else "wait and try again"
+        )
+        raise StoreBusy(f"cannot read {path}: {error}; {way_out}") from error
+    except sqlite3.DatabaseError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> StoreUnusable:
+    return StoreUnusable(f"cannot use {path}: {error}; restore it from a copy, or start a new experiment")
 
 
 class Store:
@@ -228,7 +257,8 @@ class Store:
         self._connection = self._connect(path)
         self._next_fold_s = 0.0
         try:
-            _migrate(path, self._connection)
+            with _own_errors(path):
+                _migrate(path, self._connection)
         except BaseException:
             self._connection.close()
             raise
@@ -421,8 +451,7 @@ class Store:
 
 
 def _version_of(path: Path, connection: sqlite3.Connection) -> int:
-    with _own_errors(path):
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     if not 1 <= version <= SCHEMA_VERSION:
         raise StoreUnusable(
             f"cannot open {path}: it has format {version} and this version reads 1 to {SCHEMA_VERSION}; "
@@ -432,7 +461,7 @@ def _version_of(path: Path, connection: sqlite3.Connection) -> int:
 
 
 def _migrate(path: Path, connection: sqlite3.Connection) -> None:
-    """Turn what an older version wrote into today's format, in one transaction.
+    """Turn what an older version wrote into today's format, each step in one transaction.
 
     Raises:
         StoreUnusable: a newer version wrote it.
@@ -440,10 +469,19 @@ def _migrate(path: Path, connection: sqlite3.Connection) -> None:
     version = _version_of(path, connection)
     for number, statements in _MIGRATION.findall(_text_of("migrations.sql")):
         if int(number) > version:
-            with _own_errors(path):
-                connection.executescript(
-                    f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {number}; COMMIT;"
-                )
+            connection.executescript(f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {number}; COMMIT;")
+
+
+def _todays_copy(path: Path, earlier: sqlite3.Connection) -> sqlite3.Connection:
+    """What an older version wrote, in today's format: in a temporary database of SQLite's own, which nobody else sees."""
+    copy = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    try:
+        earlier.backup(copy)
+        _migrate(path, copy)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
 
 
 # One trial's records share one id; writing its JSON anew for each takes a tenth of all the time a record takes.
@@ -469,7 +507,11 @@ def log_path(logs: Path, key: AttemptKey, stream: Stream) -> Path:
 
 
 class StoreReader:
-    """Reads the database beside the writer, also while no manager runs. One per thread, closed after use."""
+    """Reads the database beside the writer, also while no manager runs. One per thread, closed after use.
+
+    Changes nothing, for its owner may be a manager of an older version, which knows only its own format. What such a one wrote is
+    shown as of the opening.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open for reading.
@@ -479,17 +521,21 @@ class StoreReader:
         """
         self._path = path
         try:
-            self._connection = sqlite3.connect(
+            self._file = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
             )
         except sqlite3.OperationalError as error:
             raise StoreUnusable(
                 f"cannot open {path}: {error}; `nnictl experiment list --all` shows what there is"
             ) from error
+        try:
+            with _readers_errors(path):
+                is_todays = _version_of(path, self._file) == SCHEMA_VERSION
+                self._connection = self._file if is_todays else _todays_copy(path, self._file)
+        except BaseException:
+            self._file.close()
+            raise
         self._connection.row_factory = sqlite3.Row
-        if _version_of(path, self._connection) < SCHEMA_VERSION:
-            with closing(Store._connect(path)) as writer:
-                _migrate(path, writer)
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -500,11 +546,12 @@ class StoreReader:
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
+        self._file.close()
 
     def data_version(self) -> int:
         """Another number when somebody has written since this was last asked."""
-        with _own_errors(self._path):
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        with _readers_errors(self._path):
+            (version,) = self._file.execute("PRAGMA data_version").fetchone()
         return int(version)
 
     def experiment(self) -> StoredExperiment:
@@ -647,7 +694,7 @@ class StoreReader:
         return [_metric_of(row) for row in self._rows("get_latest_intermediates")]
 
     def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> Iterable[sqlite3.Row]:
-        with _own_errors(self._path):
+        with _readers_errors(self._path):
             return self._connection.execute(QUERIES[query], values or {}).fetchall()
 
 
