@@ -59,6 +59,8 @@ quieten()
 _NOTED_ON_TRIAL = "noted on the trial"
 _NOTED_ON_STUDY = "noted on the study"
 _NOTES = (_NOTED_ON_TRIAL, _NOTED_ON_STUDY)
+# For processes that share a study and see a trial before its draws are stored.
+_DRAWS_OF_TPE = "tpe:relative_params"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,16 @@ class OptunaTuner(Tuner):
         parameters = self._sampling.sample(lambda name, distribution: _draw(trial, name, distribution))
         self._number_of[trial_key] = trial.number
         self._running.add(trial_key)
+        # Of a storage's only study, a trial's number is its id as well.
+        on_trial = self._storage.get_trial(trial.number).system_attrs
+        on_study = self._storage.get_study_system_attrs(self._study_id)
         noted = {
-            # Of a storage's only study, a trial's number is its id as well.
-            _NOTED_ON_TRIAL: self._storage.get_trial(trial.number).system_attrs,
+            _NOTED_ON_TRIAL: {
+                name: value for name, value in on_trial.items() if not name.startswith(_DRAWS_OF_TPE)
+            },
             _NOTED_ON_STUDY: {
                 name: value
-                for name, value in self._storage.get_study_system_attrs(self._study_id).items()
+                for name, value in on_study.items()
                 if name not in noted_before or noted_before[name] != value
             },
         }
