@@ -14,6 +14,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import TYPES, contains, parse_search_space
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import PastTrial
+from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner
 from nni_manager.tuner.registry import TUNERS, make_tuner
 
@@ -48,7 +49,12 @@ ALL_TYPES = {
 
 ENUMERATING = ("BatchTuner", "GridSearch")
 # As an experiment file may set them, so that a dozen trials are enough to see them learn.
-SMALL = {"Evolution": {"population_size": 4}, "NSGAII": {"population_size": 4}, "CmaEs": {"popsize": 4}}
+SMALL = {
+    "Hyperband": {"R": 9},
+    "Evolution": {"population_size": 4},
+    "NSGAII": {"population_size": 4},
+    "CmaEs": {"popsize": 4},
+}
 FEW = {"selection_num_warm_up": 50, "selection_num_starting_points": 5}
 SMALL |= {"GPTuner": FEW, "MetisTuner": {"selection_num_starting_points": 5}}
 
@@ -78,6 +84,11 @@ def run(tuner, keys, value_of=lambda parameters: parameters["x"] ** 2):
         tuner.tell(key, value)
         history.append(PastTrial(key, suggestion.parameters, suggestion.memo, value, ended=True))
     return history
+
+
+def plain(parameters):
+    """Without what Hyperband adds to those of the search space."""
+    return {name: value for name, value in parameters.items() if name != "TRIAL_BUDGET"}
 
 
 def proposed(history):
@@ -133,7 +144,7 @@ def test_a_thousand_trials_are_rebuilt_and_all_known(a_tuner):
     tuner.restore(PastTrial(key, {}, memo, float(key), ended=True) for key in range(1000))
     with pytest.raises(Bug, match="a second time"):
         tuner.ask(999)
-    assert tuner.ask(1000).parameters.keys() == {"x", "y"}
+    assert plain(tuner.ask(1000).parameters).keys() == {"x", "y"}
 
 
 def test_a_failed_trial_survives_a_restart_as_failed(a_tuner):
@@ -159,7 +170,7 @@ def test_nan_and_infinities_count_as_failures(a_tuner, useless):
 
 def test_a_tuner_goes_on_when_every_trial_fails(a_tuner):
     history = run(a_tuner(ALL_TYPES), range(25), lambda parameters: None)
-    assert all(contains(parse_search_space(ALL_TYPES), past.parameters) == [] for past in history)
+    assert all(contains(parse_search_space(ALL_TYPES), plain(past.parameters)) == [] for past in history)
 
 
 def test_only_the_first_result_of_a_trial_counts(a_tuner):
@@ -211,13 +222,13 @@ def test_tpe_takes_trials_that_still_run_into_account():
 def test_a_space_of_one_point_gives_that_point_each_time(a_tuner):
     space = {"a": {"_type": "choice", "_value": ["only"]}, "b": {"_type": "randint", "_value": [3, 4]}}
     history = run(a_tuner(space), range(15), lambda parameters: 1.0)
-    assert {json.dumps(past.parameters) for past in history} == {'{"a": "only", "b": 3}'}
+    assert {json.dumps(plain(past.parameters)) for past in history} == {'{"a": "only", "b": 3}'}
 
 
 def test_what_a_caller_does_to_its_parameters_stays_with_the_caller(a_tuner):
     tuner = a_tuner({"a": {"_type": "choice", "_value": [[1]]}})
     tuner.ask(0).parameters["a"].append(2)
-    assert tuner.ask(1).parameters == {"a": [1]}
+    assert plain(tuner.ask(1).parameters) == {"a": [1]}
 
 
 def test_nested_names_with_slashes_are_not_mixed_up(a_tuner):
@@ -226,7 +237,7 @@ def test_nested_names_with_slashes_are_not_mixed_up(a_tuner):
         "a": {"_type": "choice", "_value": [{"_name": "n", "b": inner}]},
         "a/0/b": {**inner, "_value": [5, 6]},
     }
-    parameters = a_tuner(space).ask(0).parameters
+    parameters = plain(a_tuner(space).ask(0).parameters)
     assert contains(parse_search_space(space), parameters) == []
 
 
@@ -271,7 +282,7 @@ def test_parameters_lie_in_any_space_go_through_json_and_are_known_again(a_tuner
     tuner = a_tuner(raw, seed)
     history = run(tuner, range(14), lambda parameters: float(len(json.dumps(parameters))))
     for past in history:
-        assert contains(space, past.parameters) == []
+        assert contains(space, plain(past.parameters)) == []
         assert json.loads(json.dumps(past.parameters)) == past.parameters
     rebuilt = a_tuner(raw, seed)
     rebuilt.restore(stored(history))
@@ -340,7 +351,7 @@ def test_the_experiment_file_decides_which_tuner_is_made(name, tmp_path):
     )
     config = read_experiment_file(path)
     tuner = make_tuner(ExperimentConfig.from_json(config.to_json()))
-    assert isinstance(tuner, OptunaTuner)
+    assert isinstance(tuner, OptunaTuner | Hyperband)
     assert tuner.ask(0) == make_of(name, TWO_FLOATS, 9).ask(0)
 
 
@@ -421,7 +432,7 @@ def test_a_batch_is_given_as_written_and_stays_as_it_was():
     assert [again.ask(key).parameters for key in range(2)][1] == {"lr": 0.2, "n": [1]}
 
 
-@pytest.mark.parametrize("name", sorted(TUNERS.keys() - {*ENUMERATING, "Random", "QMC"}))
+@pytest.mark.parametrize("name", sorted(TUNERS.keys() - {*ENUMERATING, "Random", "QMC", "Hyperband"}))
 def test_every_tuner_that_learns_finds_the_bottom_of_a_bowl_sooner_than_chance(name):
     trials = 150 if name == "NSGAII" else 50  # which needs some generations
     space = dict.fromkeys("wxyz", TWO_FLOATS["x"])
@@ -433,6 +444,44 @@ def test_every_tuner_that_learns_finds_the_bottom_of_a_bowl_sooner_than_chance(n
     found = statistics.median(best(make_of(name, space, seed, **SMALL.get(name, {}))) for seed in range(3))
     by_chance = statistics.median(best(make_of("Random", space, seed)) for seed in range(9))
     assert found < by_chance
+
+
+def budgets(history):
+    return [past.parameters["TRIAL_BUDGET"] for past in history]
+
+
+@pytest.mark.parametrize(("optimize_mode", "best"), [("minimize", min), ("maximize", max)])
+def test_hyperband_tries_the_best_of_a_round_again_with_more(optimize_mode, best):
+    tuner = make_of("Hyperband", TWO_FLOATS, 1, optimize_mode, R=9)
+    history = run(tuner, range(22), lambda at: at["x"])
+    assert budgets(history) == [1] * 9 + [3] * 3 + [9] + [3] * 5 + [9] + [9] * 3
+    first, second, third = (
+        [past.value for past in part] for part in (history[:9], history[9:12], history[12:13])
+    )
+    assert second == sorted(first, reverse=best is max)[:3]
+    assert third == [best(first)]
+
+
+def test_hyperband_begins_the_next_bracket_while_trials_run():
+    tuner = make_of("Hyperband", TWO_FLOATS, R=9)
+    asked = [tuner.ask(key).parameters for key in range(20)]
+    assert [each["TRIAL_BUDGET"] for each in asked] == [1] * 9 + [3] * 5 + [9] * 3 + [1] * 3
+    for key in range(9):
+        tuner.tell(key, float(key))
+    assert tuner.ask(20).parameters == {**asked[0], "TRIAL_BUDGET": 3}
+
+
+def test_hyperband_promotes_nobody_of_a_round_that_failed():
+    tuner = make_of("Hyperband", TWO_FLOATS, R=9)
+    history = run(tuner, range(12), lambda at: None)
+    assert budgets(history) == [1] * 9 + [3] * 3
+    assert len({past.parameters["x"] for past in history}) == 12
+
+
+def test_without_a_budget_worth_dividing_hyperband_is_random():
+    history = run(make_of("Hyperband", TWO_FLOATS, R=1), range(5))
+    assert budgets(history) == [1] * 5
+    assert len({past.parameters["x"] for past in history}) == 5
 
 
 def test_no_two_points_of_a_sequence_are_near_to_each_other():

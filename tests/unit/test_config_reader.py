@@ -18,6 +18,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import SearchSpace, Uniform, parse_search_space
 from nni_manager.errors import Bug, UserMistake
 from nni_manager.tuner.assessors import make_assessment
+from nni_manager.tuner.registry import make_tuner
 
 SPACE = '{"lr": {"_type": "uniform", "_value": [0, 1]}}'
 GOOD = """\
@@ -184,8 +185,8 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
-        "did you mean TPE? (known: TPE, Random, Anneal, Evolution, BatchTuner, GridSearch, GPTuner, MetisTuner, SMAC, "
-        "CmaEs, NSGAII, QMC)",
+        "did you mean TPE? (known: TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
+        "MetisTuner, SMAC, CmaEs, NSGAII, QMC)",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
         "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
@@ -238,7 +239,7 @@ WRONG_VALUES = {
         'logDir: "a\\0b"': "holds a NUL character; mend the path",
         "logDir: ~nobody-of-this-name/x": "names no user; mend the path",
         "logDir: experiment.yml": "cannot use logDir: experiment.yml is not a folder; name a folder",
-        "advisor: {builtinAdvisorName: BOHB}": "cannot use advisor: there is none in this version yet",
+        "advisor: {builtinAdvisorName: Hyperband}": "cannot use tuner beside advisor: an advisor does the work of both",
         "assessor: {builtinAssessorName: Medianstp}": 'cannot use assessor.builtinAssessorName: "Medianstp" is not a '
         "built-in assessor; did you mean Medianstop?",
         "assessor: {builtinAssessorName: Curvefitting}": "cannot do without assessor.classArgs.epoch_num: it must be",
@@ -345,7 +346,22 @@ def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):
     (line,) = mistakes(replace={tuner: ""})
     assert "cannot do without tuner: nothing else proposes parameters" in line
     (line,) = mistakes(replace={tuner: "advisor: {builtinAdvisorName: BOHB}\n"})
-    assert "cannot use advisor" in line
+    assert "cannot use advisor.builtinAdvisorName: BOHB is not in this version yet; use Hyperband" in line
+
+
+def test_an_advisor_is_read_as_a_tuner(write, mistakes):
+    tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
+    advisor = (
+        "advisor: {builtinAdvisorName: Hyperband, classArgs: {R: 9, optimize_mode: minimize, seed: 4}}\n"
+    )
+    config = read_experiment_file(write(replace={tuner: advisor}))
+    args = {"R": 9, "optimize_mode": "minimize", "seed": 4}
+    assert config.tuner == TunerConfig("Hyperband", "minimize", 4, args)
+    assert make_tuner(config).ask(0).parameters["TRIAL_BUDGET"] == 1
+    (line,) = mistakes(replace={tuner: advisor.replace("R: 9", "exec_mode: serial")})
+    assert 'cannot use advisor.classArgs.exec_mode: "serial" is not parallelism' in line
+    (line,) = mistakes(GOOD + "assessor: {builtinAssessorName: Medianstop}\n", replace={tuner: advisor})
+    assert "cannot use assessor beside advisor" in line
 
 
 @pytest.mark.parametrize(

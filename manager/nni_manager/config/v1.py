@@ -12,7 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainValidator, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
-from nni_manager.config.algorithms import reason_against_assessor, reason_against_tuner
+from nni_manager.config.algorithms import (
+    reason_against_advisor,
+    reason_against_assessor,
+    reason_against_tuner,
+)
 from nni_manager.config.mistakes import remedy_for_unknown, shown
 from nni_manager.config.schema import Schema, is_placeholder, must_be, refusal
 
@@ -83,6 +87,23 @@ class TunerV1(Schema):
             f"cannot use tuner.{key}: tuners of your own are not in this version yet; "
             "remove it and write builtinTunerName: TPE or Random"
         )
+
+
+class AdvisorV1(Schema):
+    """`advisor`: NNI's word for a tuner that takes the place of tuner and assessor."""
+
+    builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband")
+    # Checked by the schema of the algorithm once the name is known.
+    class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
+    gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
+
+    @field_validator("builtin_advisor_name", mode="before")
+    @classmethod
+    def _is_known(cls, name: Any) -> Any:
+        reason = reason_against_advisor(name)
+        if reason is not None and not is_placeholder(name):
+            raise refusal(reason)
+        return name
 
 
 class AssessorV1(Schema):
@@ -224,7 +245,7 @@ class ExperimentV1(Schema):
     log_collection: Literal["none", "http"] = must_be("none or http", "none", "none")
     tuner: TunerV1 | None = must_be("a mapping", "{builtinTunerName: TPE}", None)
     assessor: AssessorV1 | None = must_be("a mapping", "{builtinAssessorName: Medianstop}", None)
-    advisor: Any = None
+    advisor: AdvisorV1 | None = must_be("a mapping", "{builtinAdvisorName: Hyperband}", None)
     # NNI has none of these three: its reuse mode leaves after 600 s, whatever the file says.
     reuse_idle_timeout: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
         "a whole number and one of s, m, h, d", "10m", None
@@ -269,15 +290,6 @@ class ExperimentV1(Schema):
                 f"cannot use {key}: true: NNI deprecated it and nothing here does it; remove the key"
             )
         return asked
-
-    @field_validator("advisor")
-    @classmethod
-    def _is_absent(cls, value: Any) -> None:
-        if value is not None:
-            raise refusal(
-                "cannot use advisor: there is none in this version yet; use a tuner such as TPE, and an assessor such as "
-                "HyperbandPruner"
-            )
 
 
 class LocalExperimentV1(ExperimentV1):

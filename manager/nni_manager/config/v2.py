@@ -48,7 +48,8 @@ _EVERYWHERE = _places(
         "assessor.classArgs": "assessor.classArgs",
         "assessor.className": "assessor.className",
         "assessor.codeDirectory": "assessor.codeDir",
-        "advisor": "advisor",
+        "advisor.name": "advisor.builtinAdvisorName",
+        "advisor.classArgs": "advisor.classArgs",
         "trainingService.platform": "trainingServicePlatform",
         "reuseIdleTimeout": "reuseIdleTimeout",
         "maxTrialsPerJob": "maxTrialsPerJob",
@@ -80,7 +81,7 @@ _OPENPAI = _places(
     }
 )
 _PLATFORM = {"openpai": "pai"}
-_SECTIONS = ("tuner", "assessor", "trainingService")
+_SECTIONS = ("tuner", "advisor", "assessor", "trainingService")
 _NOT_YET = {
     "maxTrialDuration": "trials end by themselves or with the experiment",
     "sharedStorage": "name the storage where the training service has it",

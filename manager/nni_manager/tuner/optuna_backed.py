@@ -1,7 +1,7 @@
 """Tuners over a study of Optuna's, with its samplers or with ours.
 
 What Optuna samples and learns from is the raw draw of each hyper-parameter, from a plain distribution of its own:
-the index of a choice, a whole number, a float in a range, or, for the normal family, a probability. `_Sampling` maps
+the index of a choice, a whole number, a float in a range, or, for the normal family, a probability. `Sampling` maps
 draws to what the user's space means: quantised, clipped, or through the inverse of the normal distribution, so each
 type is exactly distributed and TPE models a draw before it is rounded. The draws are the memo.
 
@@ -89,7 +89,7 @@ class OptunaTuner(Tuner):
     ) -> None:
         """`seed` None draws one; `make_sampler` makes the sampler of one trial."""
         self.learns = learns
-        self._sampling = _Sampling(space)
+        self._sampling = Sampling(space)
         self._seed = secrets.randbits(32) if seed is None else seed
         self._make_sampler = make_sampler
         self._storage = optuna.storages.InMemoryStorage()
@@ -106,7 +106,7 @@ class OptunaTuner(Tuner):
         """See `Tuner.ask`; never exhausted, a space of one point gives that point again."""
         if trial_key in self._number_of:
             raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
-        seeds = SamplerSeeds(self._seed, _seed_of_trial(self._seed, trial_key))
+        seeds = SamplerSeeds(self._seed, seed_of_trial(self._seed, trial_key))
         self._study.sampler = self._make_sampler(seeds, self._sampling.always_there)
         noted_before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
@@ -189,10 +189,11 @@ def _noted(trial: PastTrial, name: str) -> dict[str, Any]:
     return attributes
 
 
-class _Sampling:
+class Sampling:
     """How draws become parameters. A hyper-parameter's distribution is named by its JSON pointer in the space."""
 
     def __init__(self, space: SearchSpace) -> None:
+        """`always_there` are the distributions of those that are in no nested choice."""
         self._space = space
         self._distributions: dict[str, BaseDistribution] = {}
         self._collect(space, "")
@@ -281,7 +282,7 @@ def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
             return float(drawn)
 
 
-def _seed_of_trial(seed: int, trial_key: int) -> int:
+def seed_of_trial(seed: int, trial_key: int) -> int:
     """A 32-bit seed, another one for each of 2**32 keys in a row, and far from its neighbours'.
 
     A hash of 32 bits would by chance repeat itself among ten thousand trials; this mixing is one to one.

@@ -12,6 +12,7 @@ from nni_manager.config.model import ExperimentConfig
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import Tuner
 from nni_manager.tuner.enumerating import Batch, EnumeratingTuner, Grid
+from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner, SamplerSeeds
 from nni_manager.tuner.samplers import Anneal, Evolution, Qmc, Space, Tpe, without_single
 from nni_manager.tuner.surrogates import Forest, GaussianProcess, Metis
@@ -81,6 +82,7 @@ TUNERS: dict[str, _MakeTuner] = {
     "Evolution": _over_a_study(lambda seeds, space, args: Evolution(seeds, args.population_size)),
     "BatchTuner": lambda space, args: EnumeratingTuner(Batch(space)),
     "GridSearch": lambda space, args: EnumeratingTuner(Grid(space)),
+    "Hyperband": Hyperband,
     "GPTuner": _over_a_study(GaussianProcess),
     "MetisTuner": _over_a_study(Metis),
     "SMAC": _over_a_study(Forest),
