@@ -72,8 +72,9 @@ def test_a_rebuilt_assessor_stops_where_the_first_would_have(an_assessment):
 def test_a_new_attempt_begins_its_course_anew(an_assessment):
     assessment = an_assessment()
     after_good_ones(assessment)
-    refused_at(assessment, 20, course(0.1))
-    assert refused_at(assessment, 20, course(1.0), attempt=1) is None
+    assert refused_at(assessment, 20, course(1.0)) is None
+    assert refused_at(assessment, 20, course(0.1), attempt=1) is not None
+    assert refused_at(assessment, 20, course(1.1), attempt=2) is None
     assessment.end(20, has_succeeded=True)
 
 

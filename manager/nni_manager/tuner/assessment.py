@@ -18,14 +18,14 @@ class Assessor(ABC):
 
     @abstractmethod
     def may_go_on(self, trial_key: int, course: Sequence[float]) -> bool:
-        """Whether the trial of this course, of at least one result, may go on.
-
-        A course shorter than the one shown before is that of a new attempt.
-        """
+        """Whether the trial of this course, of at least one result, may go on."""
 
     @abstractmethod
     def end(self, trial_key: int, course: Sequence[float], *, has_succeeded: bool) -> None:
-        """The trial is over, and this is all it reported, if anything, whether it was shown before or not."""
+        """The trial is over, and this is all it reported, if anything, whether it was shown before or not.
+
+        Also for an attempt that failed; the trial may then be shown again, from its first result on.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,9 @@ class Assessment:
 
     def _course_of(self, trial_key: int, attempt: int) -> list[float]:
         known = self._courses.get(trial_key)
-        if known is None or known[0] != attempt:
+        if known is not None and known[0] != attempt:
+            self._assessor.end(trial_key, known[1], has_succeeded=False)
+            known = None
+        if known is None:
             known = self._courses[trial_key] = (attempt, [])
         return known[1]

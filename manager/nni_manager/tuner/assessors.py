@@ -82,8 +82,6 @@ class Curvefitting(Assessor):
         """See `Assessor`."""
         step = len(course)
         last = self._judged.get(trial_key)
-        if last is not None and step < last:
-            last = None  # it has begun anew
         is_due = last is None or step - last >= self._args.gap
         if self._best is None or step < max(self._args.start_step, 3) or not is_due:
             return True
@@ -176,12 +174,7 @@ class Pruner(Assessor):
             self._study.tell(trial, state=TrialState.PRUNED if course else TrialState.FAIL)
 
     def _show(self, trial_key: int, course: Sequence[float]) -> bool:
-        trial, known = self._running.get(trial_key, (None, 0))
-        if trial is not None and len(course) < known:
-            self._study.tell(trial, state=TrialState.FAIL)  # it has begun anew
-            trial, known = None, 0
-        if trial is None:
-            trial = self._study.ask()
+        trial, known = self._running.get(trial_key) or (self._study.ask(), 0)
         may_go_on = True
         for step, value in enumerate(course[known:], known + 1):
             trial.report(value, step)
