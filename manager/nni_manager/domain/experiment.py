@@ -6,6 +6,8 @@ is free when the trial has its final state, which is when every byte it wrote is
 tuner ends the asking, not the trials; the experiment is DONE when the last of them is final. Nothing here looks at all
 trials, so the ten-thousandth costs what the tenth did.
 
+An assessor, if there is one, hears the numbers of intermediate results and may refuse a trial, which is then stopped early.
+
 With reuse and a tuner that does not learn, trials that are short are asked for ahead: each busy job gets one more, which its
 keeper begins by itself, so that no trial waits for a word from here.
 
