@@ -87,6 +87,16 @@ def is_let_go(connection: socket.socket) -> bool:
     return True
 
 
+def is_done(connection: socket.socket) -> bool:
+    """Wait until the server has answered, and see that it did what was asked."""
+    answer = b""
+    while not answer.endswith(b"\r\n\r\ndone"):
+        piece = connection.recv(65536)
+        assert piece, answer
+        answer += piece
+    return True
+
+
 # ---- who
 
 
@@ -159,6 +169,18 @@ def test_what_another_web_page_asks_for_is_refused_even_with_the_token(server, v
     answer = server.ask(verb, headers=headers)
     assert (answer.status_code, server.done) == (403, 0)
     assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_the_address_it_was_told_to_listen_at_is_its_own(a_server):
+    for host, name in (("127.0.0.2", "127.0.0.2"), ("127.0.0.2", "127.0.0.2:8080"), ("::1", "[::1]")):
+        gate = Gate(None, TOKEN, host)
+        assert gate._is_own(name), host
+        assert not gate._is_own("127.0.0.3"), host
+    assert Gate(None, TOKEN, "0:0:0:0:0:0:0:1")._is_own("[0:0:0:0:0:0:0:1]:8080")
+    server = a_server("127.0.0.2")
+    process = ManagerProcess(1, "127.0.0.2", server.port, "0.6.0", TOKEN)
+    with session_with(process) as session:
+        assert session.get(f"http://127.0.0.2:{server.port}/", timeout=20).text == "done"
 
 
 def test_the_managers_own_page_may_ask(server):
@@ -282,14 +304,122 @@ def test_who_does_not_read_an_answer_is_let_go(a_server, monkeypatch):
             threading.Event().wait(0.05)
 
 
-def test_more_connections_than_there_is_room_for_are_closed_and_the_others_stay(server, monkeypatch):
+WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
+
+
+def test_more_connections_than_there_is_room_for_are_closed_and_those_that_showed_the_token_stay(
+    server, monkeypatch
+):
     monkeypatch.setattr(serving, "MOST_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(5)]
         for connection in connections:
-            connection.sendall(b"GET / HTTP/1.1\r\n")
+            connection.sendall(WHOLE)
+            assert is_done(connection)
+            connection.sendall(WHOLE[:20])
         for _ in range(20):
             assert is_let_go(stack.enter_context(server.connect()))
         for connection in connections:
-            connection.sendall(b"Host: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n")
-            assert b"200" in connection.recv(65536)
+            connection.sendall(WHOLE[20:])
+            assert is_done(connection)
+
+
+def test_strangers_who_take_all_the_room_do_not_keep_out_the_owner(server, monkeypatch):
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 5)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(server.connect()) for _ in range(5)]
+        for stranger in strangers:
+            stranger.sendall(b"GET / HTTP/1.1\r\n")
+        assert server.ask().text == "done"
+        assert is_let_go(strangers[0])  # the oldest one
+        strangers[-1].sendall(b"Host: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n")
+        assert is_done(strangers[-1])
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Host": "evil.example"}, 400),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Content-Length": "70000"}, 413),
+    ],
+)
+def test_a_refusal_ends_its_connection(server, headers, status):
+    headers = {"Host": "localhost", "Authorization": f"Bearer {TOKEN}"} | headers
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with server.connect() as connection:
+        connection.sendall(f"PUT / HTTP/1.1\r\nExpect: 100-continue\r\n{lines}\r\n".encode())
+        began_s, answer = time.monotonic(), b""
+        while piece := connection.recv(65536):
+            answer += piece
+    assert f" {status} ".encode() in answer.split(b"\r\n")[0]
+    assert answer.lower().count(b"connection: close") == 1
+    assert time.monotonic() - began_s < 4.5  # an idle connection is let go after 5 s
+
+
+# ---- the same before TLS has begun
+
+
+@pytest.fixture
+def secret_server(a_server, tmp_path):
+    """A server that speaks HTTPS, and what lets its owner in."""
+    own = Certificate.of(tmp_path / "own.pem", [])
+    server = a_server("0.0.0.0", own)
+    process = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, own.sha256)
+
+    def ask():
+        with session_with(process) as session:
+            return session.get(f"https://127.0.0.1:{server.port}/", timeout=20).text
+
+    return server, ask
+
+
+def test_who_never_shakes_hands_makes_room_for_the_owner(secret_server, monkeypatch):
+    server, ask = secret_server
+    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 1000.0)  # it is not the time that lets them go
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 5)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(server.connect()) for _ in range(30)]
+        assert all(is_let_go(stranger) for stranger in strangers[:25])
+        assert ask() == "done"
+        assert len(server._server.server_state.connections) <= 5
+        assert is_let_go(strangers[25])
+
+
+def test_who_never_shakes_hands_is_let_go_in_time(secret_server, monkeypatch):
+    server, ask = secret_server
+    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.3)
+    for beginning in (b"", b"\x16\x03\x01"):
+        with server.connect() as stranger:
+            stranger.sendall(beginning)
+            began_s = time.monotonic()
+            assert is_let_go(stranger)
+            assert time.monotonic() - began_s < 30
+    monkeypatch.undo()
+    assert ask() == "done"
+
+
+def test_who_speaks_no_tls_or_goes_away_costs_nothing(secret_server):
+    server, ask = secret_server
+    with server.connect() as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert is_let_go(stranger)
+    server.connect().close()
+    assert ask() == "done"
+    gives_up_at_s = time.monotonic() + 30
+    while server._server.server_state.connections:
+        assert time.monotonic() < gives_up_at_s, "one is still counted"
+        threading.Event().wait(0.05)
+
+
+def test_a_server_ends_at_once_while_somebody_shakes_hands(a_server, tmp_path):
+    server = a_server("0.0.0.0", Certificate.of(tmp_path / "own.pem", []))
+    with server.connect() as stranger:
+        stranger.sendall(b"\x16")
+        gives_up_at_s = time.monotonic() + 30
+        while not server._server.server_state.connections:
+            assert time.monotonic() < gives_up_at_s, "nobody was accepted"
+            threading.Event().wait(0.01)
+        server.close()
+        assert is_let_go(stranger)

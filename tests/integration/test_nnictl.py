@@ -16,6 +16,8 @@ import psutil
 import pytest
 from real_experiment import free_port_pair
 
+from nni_manager.serving import MOST_CONNECTIONS
+
 BIN = Path(sys.executable).parent
 CONFIG = """\
 authorName: ada
@@ -189,6 +191,18 @@ def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nni
     assert nnictl("stop", name).stderr.startswith(
         f"ERROR: cannot stop experiment {name}: it is STOPPED already; "
     )
+
+
+def test_strangers_on_every_connection_do_not_keep_nnictl_from_stopping_the_experiment(place, nnictl):
+    created(place, nnictl)
+    (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS + 20):
+            address = ("127.0.0.1", listed["port"])
+            stack.enter_context(socket.create_connection(address, timeout=30)).sendall(b"GET / HTTP/1.1\r\n")
+        stopped = nnictl("stop")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert left_in(place) == []
 
 
 def test_what_is_said_of_trials_is_the_same_with_and_without_a_manager(place, nnictl, started):

@@ -15,7 +15,7 @@ import pytest
 from strangers import give_away
 
 from nni_manager.cli import main, manager_process
-from nni_manager.cli.client import ManagerClient, ManagerSilent
+from nni_manager.cli.client import ConnectionClosed, ManagerClient, ManagerSilent
 from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.receiving import Receiver
@@ -120,7 +120,8 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
         (["stop", "abc", "--all"], "cannot use more than one of ID, --all and --port; "),
         (["stop", "--port", "8080"], "cannot find an experiment on port 8080; "),
         (["stop", "x*"], "cannot find a running experiment x*; "),
-        (["create", "-c", "none.yml"], "none.yml: cannot read none.yml: there is no such file; "),
+        (["create", "-c", "none.yml"], "cannot read none.yml: there is no such file; check the path"),
+        (["create", "-c", "no/none.yml"], "cannot read no/none.yml: there is no such file; check the path"),
         (["stop"], "cannot find a running experiment; "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -277,6 +278,14 @@ def test_stopping_what_does_not_run_says_what_would_help(nnictl, an_experiment):
     assert nnictl("stop", "--all") == (0, "INFO: No experiment is running.\n", "")
 
 
+@pytest.mark.parametrize("word", ["show", "status"])
+def test_what_is_json_anyway_may_be_asked_for_as_json(nnictl, an_experiment, word):
+    an_experiment("abc11111")
+    code, out, err = nnictl("experiment", word, "abc11111")
+    assert (code, json.loads(out) != {}) == (0, True)
+    assert nnictl("experiment", word, "abc11111", "--json") == (code, out, err)
+
+
 def test_stored_experiments_can_be_shown_without_a_manager(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     assert json.loads(nnictl("experiment", "show", "abc11111")[1])["params"]["experimentName"] == "digits"
@@ -368,6 +377,37 @@ def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
 
 
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize(
+    "trial_id", ["../experiment", "..", ".", "", "x?y", "x#y", "x/y", "a b", "%2e%2e", "-"]
+)
+@pytest.mark.parametrize("command", ["trial kill", "log trial", "trial codegen"])
+def test_what_cannot_be_a_trial_is_not_found_and_nothing_is_asked_for_it(
+    nnictl, an_experiment, command, trial_id, runs
+):
+    asked = []
+    with an_http_manager(dict, asked) as port:
+        folder = an_experiment("abc11111", port=port if runs else None)
+        folder.annotated_code.mkdir()
+        code, out, err = nnictl(*command.split(), "abc11111", "-T", trial_id)
+    assert (code, out, asked) == (1, "", [])
+    assert err == (
+        f"ERROR: cannot find trial {trial_id!r} in experiment abc11111; `nnictl trial ls abc11111` shows those there are\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("x?y", "x%3Fy"), ("../experiment", "..%2Fexperiment"), ("x#é/", "x%23%C3%A9%2F")]
+)
+def test_a_name_in_an_address_stays_one_name(name, path):
+    asked = []
+    with an_http_manager(dict, asked) as port:
+        client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
+        client.delete("/trial-jobs", name)
+        client.get("/trial-jobs", name)
+    assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trial-jobs/{path}"]
+
+
 def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, monkeypatch):
     summaries = [
         ("", 1),
@@ -450,9 +490,94 @@ def test_a_stranger_at_the_managers_port_is_not_given_the_token():
     assert asked == [1]
 
 
+def test_a_manager_that_had_no_room_is_asked_again_to_stop_and_not_ended_by_a_signal(
+    an_experiment, monkeypatch
+):
+    answers, asked = iter([None, None, {"id": "abc11111"}]), []
+
+    def no_signal(_):
+        raise AssertionError("it was ended by a signal")
+
+    monkeypatch.setattr(manager_process, "leave", no_signal)
+    with an_http_manager(lambda: next(answers), asked) as port, contextlib.ExitStack() as owner:
+        folder = an_experiment("abc11111")
+        owner.enter_context(folder.owned())
+        with subprocess.Popen(["true"]) as over:
+            pass
+        folder.write_process(ManagerProcess(over.pid, "127.0.0.1", port, __version__))
+        monkeypatch.setattr(manager_process, "_wait_until_gone", lambda *_: True)
+        manager_process.stop_experiment(resolve("abc11111"), print)
+    get, delete = "GET /api/v1/nni/summary", "DELETE /api/v1/nni/experiment"
+    assert asked == [get, get, get, delete]
+
+
+def test_a_closed_connection_is_not_told_as_nobody_listening(an_experiment, unused_port):
+    def said_on(port):
+        client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
+        with pytest.raises(ManagerSilent) as caught:
+            client.summary()
+        return caught.value
+
+    with an_http_manager(lambda: None) as port:
+        closed = said_on(port)
+    assert isinstance(closed, ConnectionClosed)
+    assert ": the connection was closed before it had answered; wait and try again" in str(closed)
+    refused = said_on(unused_port)
+    assert not isinstance(refused, ConnectionClosed)
+    assert ": nobody listens there; " in str(refused)
+
+
+# A manager that is ready, and refuses whatever is asked of it.
+REFUSING = """\
+#!{python}
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+folder = ExperimentFolder(Path(sys.argv[sys.argv.index("--folder") + 1]))
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'{{"error": "cannot do this %s"}}' % self.command.encode()
+        self.send_response(503)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_DELETE = do_GET
+with HTTPServer(("127.0.0.1", 0), Handler) as server, folder.owned():
+    folder.write_process(ManagerProcess(os.getpid(), "127.0.0.1", server.server_address[1], "0"))
+    server.serve_forever()
+"""
+
+
+def test_a_create_that_fails_leaves_no_manager_even_one_that_refuses_to_stop(tmp_path, monkeypatch):
+    (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+    (tmp_path / "config.yml").write_text(CONFIG)
+    config = read_experiment_file(tmp_path / "config.yml")
+    python = tmp_path / "python"
+    python.write_text(REFUSING.format(python=sys.executable))
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(NniManagerError, match="cannot do this GET"):
+        manager_process.create_experiment(config, b"s", [9], debug=False)
+    left = [each for each in psutil.process_iter() if is_of(each, str(python))]
+    for each in left:
+        each.kill()
+    assert left == []
+    assert list(config.log_dir.parent.rglob("manager-process.json")) == []
+
+
+def is_of(process, word):
+    with contextlib.suppress(psutil.Error):
+        return word in process.cmdline()
+    return False
+
+
 @contextlib.contextmanager
-def an_http_manager(answer):
-    """A server on this machine that answers GET with `answer()`, and DELETE with nothing; its port."""
+def an_http_manager(answer, asked=None):
+    """A server on this machine that answers GET with `answer()`, and DELETE with nothing; its port.
+
+    None closes the connection without an answer. `asked` gets every request's verb and path.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -462,6 +587,11 @@ def an_http_manager(answer):
             self.reply({})
 
         def reply(self, document):
+            if asked is not None:
+                asked.append(f"{self.command} {self.path}")
+            if document is None:
+                self.close_connection = True
+                return
             body = json.dumps(document).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))

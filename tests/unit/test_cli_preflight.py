@@ -7,6 +7,7 @@ import pytest
 
 from nni_manager.cli.preflight import CommandMissing, PortTaken, check_command, check_ports, free_ports
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.errors import UserMistake
 
 CONFIG = """\
 authorName: ada
@@ -92,3 +93,16 @@ def test_automatic_ports_are_free_pairs_that_do_not_overlap():
     ports = free_ports()
     first, second = next(ports), next(ports)
     assert second >= first + 2
+
+
+@pytest.mark.parametrize("check", [lambda host: check_ports(8080, host), lambda host: next(free_ports(host))])
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [("", "cannot use --host '': it names no address; "), (" ", "cannot use --host ' ': it names no address; "),
+     ("ü..b", "cannot use --host ü..b: "), ("192.0.2.7", "cannot use --host 192.0.2.7: ")],
+)  # fmt: skip
+def test_a_host_that_is_no_address_of_this_machine_is_refused(check, host, says):
+    with pytest.raises(UserMistake) as caught:
+        check(host)
+    assert str(caught.value).startswith(says)
+    assert str(caught.value).endswith("; write an address of this machine, or 0.0.0.0 for all it has")

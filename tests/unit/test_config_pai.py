@@ -135,18 +135,29 @@ def test_the_pages_annotation_wins_over_its_search_space(write, tmp_path):
     assert ExperimentConfig.from_json(config.to_json()) == config
 
 
-def test_the_cluster_of_this_machine_needs_no_account_and_its_storage_is_made_for_it(write):
+@pytest.mark.parametrize("user", ["  userName: your_pai_user\n", "  userName:\n", ""])
+def test_the_cluster_of_this_machine_needs_no_account_and_its_storage_is_made_for_it(write, user):
     config = read_experiment_file(
         write(
             {
                 "host: 10.1.1.1": "host: local",
                 "  token: s3cret\n": "",
-                "userName: ada": "userName: your_pai_user",
+                "  userName: ada\n": user,
                 "MountPath: storage": "MountPath: not/yet",
             }
         )
     )
     assert config.pai.is_local
+    assert ExperimentConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("user", ["  userName:\n", ""])
+def test_a_cluster_needs_the_name_of_an_account(mistakes, user):
+    (line,) = mistakes({"  userName: ada\n": user})
+    assert (
+        "cannot do without paiConfig.userName: it must be the name of your account there; write e.g. userName: ada"
+        in line
+    )
 
 
 def test_a_secret_is_in_no_text_that_anybody_sees(write):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Iterator
+from http.client import IncompleteRead
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.own_http import keep_to_own, stranger_in
@@ -13,10 +17,16 @@ if TYPE_CHECKING:
 
 # The manager answers in milliseconds; a machine under full load gets some patience.
 _ANSWER_WITHIN_S = 10.0
+# What the other end's closing looks like, in the words of the system, of TLS and of HTTP.
+_CLOSED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, ssl.SSLEOFError, IncompleteRead)
 
 
 class ManagerSilent(TryAgain):
     """cannot reach the manager; wait and try again"""
+
+
+class ConnectionClosed(ManagerSilent):
+    """cannot hear the manager to the end; try again"""
 
 
 class RequestRefused(UserMistake):
@@ -43,36 +53,37 @@ class ManagerClient:
             raise self._silent("another experiment answers there")
         return summary
 
-    def get(self, path: str) -> Any:
-        """What the manager says of `path`.
+    def get(self, path: str, *names: str) -> Any:
+        """What the manager says of `path`, or of what has `names` below it; they may be any text but "", "." and "..".
 
         Raises:
             ManagerSilent: nobody answers, or another program does.
             RequestRefused: the manager's own words.
         """
-        return self._ask("GET", path)
+        return self._ask("GET", path, names)
 
-    def delete(self, path: str) -> Any:
-        """Ask for the end of something.
+    def delete(self, path: str, *names: str) -> Any:
+        """Ask for the end of something; as with `get`.
 
         Raises:
             ManagerSilent: nobody answers, or another program does.
             RequestRefused: the manager's own words.
         """
-        return self._ask("DELETE", path)
+        return self._ask("DELETE", path, names)
 
-    def _ask(self, verb: str, path: str) -> Any:
+    def _ask(self, verb: str, path: str, names: tuple[str, ...]) -> Any:
         import requests
 
+        # No quoting keeps these from naming something else: a folder above, or all there is.
+        assert not {"", ".", ".."} & set(names), names
+        url = "/".join((self.url + path, *(quote(name, safe="") for name in names)))
         try:
-            answer = self._session.request(verb, self.url + path, timeout=_ANSWER_WITHIN_S)
+            answer = self._session.request(verb, url, timeout=_ANSWER_WITHIN_S)
             document = answer.json()
-        except requests.exceptions.SSLError as error:
-            raise self._silent("what answers there has not its certificate") from error
-        except requests.ConnectionError as error:
-            raise self._silent(str(stranger_in(error) or "nobody listens there")) from error
         except requests.Timeout as error:
             raise self._silent(f"no answer within {_ANSWER_WITHIN_S:.0f} s") from error
+        except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
+            raise self._unheard(error) from error
         except requests.RequestException as error:
             raise self._silent("another program answers there") from error
         if answer.ok:
@@ -82,11 +93,37 @@ class ManagerClient:
             raise self._silent(f"what answers there says {answer.status_code}")
         raise RequestRefused(str(problem))
 
-    def _silent(self, why: str) -> ManagerSilent:
-        return ManagerSilent(
+    def _unheard(self, error: requests.RequestException) -> ManagerSilent:
+        import requests
+
+        if (stranger := stranger_in(error)) is not None:
+            return self._silent(str(stranger))
+        causes = tuple(_causes_of(error))
+        if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+            return self._silent("nobody listens there")
+        if any(isinstance(cause, _CLOSED) for cause in causes):
+            # It had to make room for others, or has just ended.
+            return self._silent("the connection was closed before it had answered", ConnectionClosed)
+        if isinstance(error, requests.exceptions.SSLError):
+            return self._silent("what answers there has not its certificate")
+        why = next(
+            (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None
+        )
+        return self._silent(why or "the connection was lost")
+
+    def _silent(self, why: str, kind: type[ManagerSilent] = ManagerSilent) -> ManagerSilent:
+        return kind(
             f"cannot reach the manager of experiment {self.experiment_id} at {self.url}: {why}; "
             f"wait and try again, or see `nnictl log stderr {self.experiment_id}`"
         )
+
+
+def _causes_of(error: BaseException) -> Iterator[BaseException]:
+    # Libraries wrap what the system said, some twice.
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def session_with(process: ManagerProcess) -> requests.Session:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from nni_manager.cli.client import ManagerClient, ManagerSilent, RequestRefused
 from nni_manager.errors import NniManagerError, UserMistake
@@ -20,6 +19,7 @@ from nni_manager.store.folders import (
     ManagerProcess,
     Registry,
 )
+from trial_keeper.wire.workspace import is_safe_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,34 @@ class KnownExperiment:
         Raises:
             UserMistake: there is no such trial.
         """
+        self.check_trial_id(trial_id)
         client, unknown = self.client(), None
         found: dict[str, Any] | None = None
         if client is None:
             found = stored_trial(self.folder, trial_id)
         else:
             try:
-                found = client.get(f"/trial-jobs/{quote(trial_id, safe='')}")
+                found = client.get("/trial-jobs", trial_id)
             except RequestRefused as error:
                 unknown = error
         if found is None:
-            raise UserMistake(
-                f"cannot find trial {trial_id!r} in experiment {self.experiment_id}; "
-                f"`nnictl trial ls {self.experiment_id}` shows those there are"
-            ) from unknown
+            raise self._unknown(trial_id) from unknown
         return found
+
+    def check_trial_id(self, trial_id: str) -> None:
+        """See that no trial but one is meant: the id becomes a part of addresses and of paths.
+
+        Raises:
+            UserMistake: no trial can have this id.
+        """
+        if not is_safe_name(trial_id):
+            raise self._unknown(trial_id)
+
+    def _unknown(self, trial_id: str) -> UserMistake:
+        return UserMistake(
+            f"cannot find trial {trial_id!r} in experiment {self.experiment_id}; "
+            f"`nnictl trial ls {self.experiment_id}` shows those there are"
+        )
 
     def profile(self) -> dict[str, Any]:
         """NNI's profile, from its manager or from what is stored."""

@@ -152,6 +152,7 @@ def _start_options(command: _Command) -> _Command:
 
 
 _experiment = click.argument("experiment_id", metavar="[ID]", required=False)
+_json_anyway = click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it does anyway.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
@@ -518,6 +519,7 @@ def _status_word(line: dict[str, Any]) -> str:
 
 @experiment.command(epilog=_example("nnictl experiment show", "nnictl experiment show GvTf2bVe"))
 @_experiment
+@_json_anyway
 def show(experiment_id: str | None) -> None:
     """Print an experiment's profile as JSON: limits, search space, tuner, trial, and how each running trial is heard."""
     output.print_json(resolve(experiment_id).profile())
@@ -525,6 +527,7 @@ def show(experiment_id: str | None) -> None:
 
 @experiment.command(epilog=_example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
 @_experiment
+@_json_anyway
 def status(experiment_id: str | None) -> None:
     """Print an experiment's status as JSON, and what stopped it, if anything did."""
     known = resolve(experiment_id)
@@ -601,6 +604,7 @@ def _print_warning(trial: dict[str, Any]) -> None:
 def kill(experiment_id: str | None, trial_id: str) -> None:
     """Stop one trial; the experiment goes on."""
     known = resolve(experiment_id)
+    known.check_trial_id(trial_id)
     client = known.client()
     if client is None:
         name = known.experiment_id
@@ -608,7 +612,7 @@ def kill(experiment_id: str | None, trial_id: str) -> None:
             f"cannot stop trial {trial_id}: experiment {name} does not run; "
             f"if its trials still do, `nnictl resume {name}` finds them"
         )
-    client.delete(f"/trial-jobs/{trial_id}")
+    client.delete("/trial-jobs", trial_id)
     output.info(f"Stopping trial {trial_id}; `nnictl trial ls {known.experiment_id}` shows when it has ended")
 
 

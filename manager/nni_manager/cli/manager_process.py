@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import psutil
 
 from nni_manager.cli import output
-from nni_manager.cli.client import ManagerClient, ManagerSilent
+from nni_manager.cli.client import ConnectionClosed, ManagerClient, ManagerSilent
 from nni_manager.cli.experiments import KnownExperiment
 from nni_manager.cli.preflight import HOST, ports_are_free
-from nni_manager.errors import CANNOT_LISTEN, TryAgain, UserMistake
+from nni_manager.errors import CANNOT_LISTEN, NniManagerError, TryAgain, UserMistake
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.process_identity import terminate
 
@@ -239,22 +239,26 @@ def _last_words(stderr: Path, since: int, exit_code: int) -> str:
 
 
 def _end_half_started(folder: ExperimentFolder, child: subprocess.Popen[bytes], is_new: bool) -> None:
-    if is_new:
-        # Its first trials may run already. Only a manager that is ready can stop them, so it gets the time to be.
-        gives_up_at_s = time.monotonic() + _LEFT_WITHIN_S
-        while child.poll() is None and time.monotonic() < gives_up_at_s:
-            process = folder.process()
-            if process is not None and process.pid == child.pid:
-                with contextlib.suppress(ManagerSilent, subprocess.TimeoutExpired):
-                    ManagerClient(folder.experiment_id, process).delete("/experiment")
-                    child.wait(STOPPED_WITHIN_S)
-                break
-            time.sleep(_POLL_S)
-    for end in (child.terminate, child.kill):
-        if child.poll() is None:
-            end()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_LEFT_WITHIN_S)
+    try:
+        if is_new:
+            # Its first trials may run already. Only a manager that is ready can stop them, so it gets the time to be.
+            gives_up_at_s = time.monotonic() + _LEFT_WITHIN_S
+            while child.poll() is None and time.monotonic() < gives_up_at_s:
+                process = folder.process()
+                if process is not None and process.pid == child.pid:
+                    # Why it was to end is what the user hears, and not why it did not do that by itself.
+                    with contextlib.suppress(NniManagerError, subprocess.TimeoutExpired):
+                        ManagerClient(folder.experiment_id, process).delete("/experiment")
+                        child.wait(STOPPED_WITHIN_S)
+                    break
+                time.sleep(_POLL_S)
+    finally:
+        # Its folder will be removed: nobody would find it afterwards.
+        for end in (child.terminate, child.kill):
+            if child.poll() is None:
+                end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_LEFT_WITHIN_S)
 
 
 def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:
@@ -270,8 +274,7 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         raise UserMistake(f"cannot stop experiment {known.experiment_id}: it does not run; nothing to do")
     client = ManagerClient(known.experiment_id, process)
     try:
-        client.summary()
-        client.delete("/experiment")
+        _ask_to_stop(client)
     except ManagerSilent as error:
         if not known.running_process():
             return
@@ -288,6 +291,21 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         )
     if not known.folder.path.exists():
         Registry.of_user().remove(known.experiment_id)
+
+
+def _ask_to_stop(client: ManagerClient) -> None:
+    gives_up_at_s = time.monotonic() + _LEFT_WITHIN_S
+    while True:
+        try:
+            client.summary()
+            client.delete("/experiment")
+        except ConnectionClosed:
+            # Others may take all the room it has. A signal would leave the trials to themselves.
+            if time.monotonic() > gives_up_at_s:
+                raise
+        else:
+            return
+        time.sleep(_POLL_S)
 
 
 def leave(known: KnownExperiment) -> None:

@@ -85,6 +85,9 @@ def ports_are_free(port: int, host: str = HOST) -> bool:
 
 
 def _port_problem(port: int, host: str) -> str | None:
+    way_out = "write an address of this machine, or 0.0.0.0 for all it has"
+    if not host.strip():
+        raise UserMistake(f"cannot use --host {host!r}: it names no address; {way_out}")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As the manager does: connections that are just closing do not keep it from listening.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -96,9 +99,9 @@ def _port_problem(port: int, host: str) -> str | None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return "another program uses it"
-            raise UserMistake(
-                f"cannot use --host {host}: {error.strerror}; write an address of this machine, or 0.0.0.0 for all it has"
-            ) from error
+            raise UserMistake(f"cannot use --host {host}: {error.strerror}; {way_out}") from error
+        except (TypeError, UnicodeError) as error:  # it is not even asked for
+            raise UserMistake(f"cannot use --host {host}: no machine has such a name; {way_out}") from error
     return None
 
 

@@ -167,19 +167,24 @@ def _text(path: Path) -> str:
             raise _refused(path, message)
         return content.decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise _refused(path, f"cannot read {path.name}: there is no such file; check the path") from error
+        raise _absent(path, "there is no such file; check the path") from error
     except IsADirectoryError as error:
-        raise _refused(path, f"cannot read {path.name}: it is a folder; name the file in it") from error
+        raise _absent(path, "it is a folder; name the file in it") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         message = f"cannot read {path.name}: byte {error.start} is not UTF-8; save the file as UTF-8"
         raise _refused(path, message, line) from error
     except OSError as error:
-        raise _refused(path, f"cannot read {path.name}: {error.strerror}; check the file") from error
+        raise _absent(path, f"{error.strerror}; check the file") from error
 
 
 def _refused(path: Path, message: str, line: int | None = None, column: int | None = None) -> ConfigInvalid:
     return ConfigInvalid([Mistake(str(path), line, column, "", message)])
+
+
+def _absent(path: Path, why: str) -> ConfigInvalid:
+    # There is no file in which to have a place.
+    return ConfigInvalid([Mistake("", None, None, "", f"cannot read {path}: {why}")])
 
 
 def _one_line(error: Exception) -> str:

@@ -30,6 +30,7 @@ from nni_manager.local_openpai.accounts import (
 from nni_manager.local_openpai.bodies import fields_of, text_in
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.refusals import Refused, bad_token, guest
+from nni_manager.serving import keep_connection
 
 log = logging.getLogger("nni_manager.local_openpai.entrance")
 
@@ -74,6 +75,7 @@ class Entrance:
 
         async def endpoint(request: Request) -> Response:
             caller = self._caller(request)
+            keep_connection(request.scope)
             request.scope["caller"] = caller
             return await handler(request, caller)
 

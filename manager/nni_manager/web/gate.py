@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nni_manager.engine.tokens import is_token
-from nni_manager.serving import MOST_HEAD_BYTES, OWN_NAMES, is_loopback
+from nni_manager.serving import MOST_HEAD_BYTES, OWN_NAMES, is_loopback, keep_connection
 
 # No request has much to say.
 MOST_BODY_BYTES = 64 * 1024
@@ -35,10 +35,14 @@ class Gate:
         head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(sizes)
         refusal = self._refusal(Headers(scope=scope), scope["scheme"], head_bytes)
         if refusal is None:
+            keep_connection(scope)
             await self._app(scope, receive, send)
             return
         status, message = refusal
-        headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
+        # Who is refused does not keep a place that others need.
+        headers = {"Connection": "close"}
+        if status is HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
         await JSONResponse({"error": f"cannot {message}"}, status, headers)(scope, receive, send)
 
     def _refusal(self, headers: Headers, scheme: str, head_bytes: int) -> tuple[HTTPStatus, str] | None:
@@ -78,11 +82,11 @@ class Gate:
         if not host.endswith("]"):
             name, _, port = host.rpartition(":")
             host = name if port.isdecimal() else host
-        if host in OWN_NAMES:
+        own = self._host.lower()
+        if host in (*OWN_NAMES, own, f"[{own}]"):
             return True
         return not is_loopback(self._host) and (
-            _is_address(host)
-            or host in (self._host.lower(), socket.gethostname().lower(), socket.getfqdn().lower())
+            _is_address(host) or host in (socket.gethostname().lower(), socket.getfqdn().lower())
         )
 
 
