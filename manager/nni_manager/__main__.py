@@ -22,6 +22,7 @@ from nni_manager.serving import HttpServer, is_loopback, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.ownership import Ownership
 from nni_manager.store.store import StoreReader
+from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import Api
 from trial_keeper import __version__
@@ -115,7 +116,13 @@ class _Manager:
             os.environ["GRPC_VERBOSITY"] = "NONE"
         # Only a look: gRPC opens its port itself, and says less clearly why it cannot.
         listen(keepers_host, self._port + 1, _OTHER_PORTS).close()
-        engine = Engine(self._config, self._folder, make_service, make_tuner(self._config))
+        engine = Engine(
+            self._config,
+            self._folder,
+            make_service,
+            make_tuner(self._config),
+            make_assessment(self._config),
+        )
         server = KeeperServer(engine.keepers)
         token = api_token_of(engine.stored.secret)
         web = HttpServer(

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nni_manager.config.algorithms import CLASS_ARGS
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import TYPES, contains, parse_search_space
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import PastTrial
+from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner
 from nni_manager.tuner.registry import TUNERS, make_tuner
 
@@ -45,12 +47,30 @@ ALL_TYPES = {
 }
 
 
-@pytest.fixture(params=sorted(TUNERS))
+ENUMERATING = ("BatchTuner", "GridSearch")
+# As an experiment file may set them, so that a dozen trials are enough to see them learn.
+SMALL = {
+    "Hyperband": {"R": 9},
+    "Evolution": {"population_size": 4},
+    "NSGAII": {"population_size": 4},
+    "CmaEs": {"popsize": 4},
+}
+FEW = {"selection_num_warm_up": 50, "selection_num_starting_points": 5}
+SMALL |= {"GPTuner": FEW, "MetisTuner": {"selection_num_starting_points": 5}}
+
+
+def make_of(name, raw, seed=1, optimize_mode="minimize", **class_args):
+    args = CLASS_ARGS[name].model_validate({"optimize_mode": optimize_mode, "seed": seed, **class_args})
+    return TUNERS[name](parse_search_space(raw), args)
+
+
+@pytest.fixture(params=sorted(TUNERS.keys() - ENUMERATING))
 def a_tuner(request):
     """Makes a tuner of each kind over a raw search space."""
 
     def make(raw=TWO_FLOATS, seed=1, optimize_mode="minimize"):
-        return TUNERS[request.param](parse_search_space(raw), optimize_mode, seed)
+        make.name = request.param
+        return make_of(request.param, raw, seed, optimize_mode, **SMALL.get(request.param, {}))
 
     return make
 
@@ -66,6 +86,16 @@ def run(tuner, keys, value_of=lambda parameters: parameters["x"] ** 2):
     return history
 
 
+def plain(parameters):
+    """Without what Hyperband adds to those of the search space."""
+    return {name: value for name, value in parameters.items() if name != "TRIAL_BUDGET"}
+
+
+def proposed(history):
+    """Not the memos: CMA-ES pickles its state into them, and equal objects may differ in their pickles."""
+    return [past.parameters for past in history]
+
+
 def stored(history):
     """The history as it comes back from the store: through JSON."""
     return [
@@ -76,7 +106,7 @@ def stored(history):
 
 def test_the_same_seed_gives_the_same_parameters(a_tuner):
     first, second, other = (run(a_tuner(seed=seed), range(15)) for seed in (4, 4, 5))
-    assert first == second
+    assert proposed(first) == proposed(second)
     assert all(one.parameters != two.parameters for one, two in zip(first, other, strict=True))
 
 
@@ -90,7 +120,7 @@ def test_a_rebuilt_tuner_goes_on_as_the_first_would_have(a_tuner, restart_after)
     rebuilt = a_tuner(ALL_TYPES)
     rebuilt.restore(stored(unbroken[:restart_after]))
     later = run(rebuilt, range(restart_after, 30), lambda parameters: parameters["normal"])
-    assert later == unbroken[restart_after:]
+    assert proposed(later) == proposed(unbroken[restart_after:])
 
 
 def test_a_trial_that_ran_through_a_restart_can_still_be_told(a_tuner):
@@ -101,11 +131,11 @@ def test_a_trial_that_ran_through_a_restart_can_still_be_told(a_tuner):
     rebuilt.restore(
         stored([*history, PastTrial(12, suggestion.parameters, suggestion.memo, None, ended=False)])
     )
-    assert rebuilt.ask(13) == tuner.ask(13)
+    assert rebuilt.ask(13).parameters == tuner.ask(13).parameters
     tuner.tell(12, 0.5)
     rebuilt.tell(12, 0.5)
     rebuilt.tell(0, 3.0)  # ended before the restart: heard and ignored
-    assert rebuilt.ask(14) == tuner.ask(14)
+    assert rebuilt.ask(14).parameters == tuner.ask(14).parameters
 
 
 def test_a_thousand_trials_are_rebuilt_and_all_known(a_tuner):
@@ -114,14 +144,14 @@ def test_a_thousand_trials_are_rebuilt_and_all_known(a_tuner):
     tuner.restore(PastTrial(key, {}, memo, float(key), ended=True) for key in range(1000))
     with pytest.raises(Bug, match="a second time"):
         tuner.ask(999)
-    assert tuner.ask(1000).parameters.keys() == {"x", "y"}
+    assert plain(tuner.ask(1000).parameters).keys() == {"x", "y"}
 
 
 def test_a_failed_trial_survives_a_restart_as_failed(a_tuner):
     failing = run(a_tuner(), range(12), lambda parameters: None)
     rebuilt = a_tuner()
     rebuilt.restore(stored(failing))
-    assert rebuilt.ask(12) == continued(a_tuner(), [None] * 12)
+    assert rebuilt.ask(12).parameters == continued(a_tuner(), [None] * 12)
 
 
 def continued(tuner, values):
@@ -129,7 +159,7 @@ def continued(tuner, values):
     for key, value in enumerate(values):
         tuner.ask(key)
         tuner.tell(key, value)
-    return tuner.ask(len(values))
+    return tuner.ask(len(values)).parameters
 
 
 @pytest.mark.parametrize("useless", [None, math.nan, math.inf, -math.inf])
@@ -140,7 +170,7 @@ def test_nan_and_infinities_count_as_failures(a_tuner, useless):
 
 def test_a_tuner_goes_on_when_every_trial_fails(a_tuner):
     history = run(a_tuner(ALL_TYPES), range(25), lambda parameters: None)
-    assert all(contains(parse_search_space(ALL_TYPES), past.parameters) == [] for past in history)
+    assert all(contains(parse_search_space(ALL_TYPES), plain(past.parameters)) == [] for past in history)
 
 
 def test_only_the_first_result_of_a_trial_counts(a_tuner):
@@ -175,12 +205,13 @@ def test_concurrent_trials_get_different_parameters(a_tuner):
     tuner = a_tuner()
     run(tuner, range(12))
     asked = [tuner.ask(key) for key in range(12, 28)]
-    assert len({suggestion.parameters["x"] for suggestion in asked}) == 16
+    different = len({json.dumps(suggestion.parameters) for suggestion in asked})
+    # A child of NSGA-II may be equal to its parent.
+    assert different == 16 or (a_tuner.name == "NSGAII" and different >= 8)
 
 
 def test_tpe_takes_trials_that_still_run_into_account():
-    space = parse_search_space(TWO_FLOATS)
-    busy, idle = TUNERS["TPE"](space, "minimize", 1), TUNERS["TPE"](space, "minimize", 1)
+    busy, idle = make_of("TPE", TWO_FLOATS), make_of("TPE", TWO_FLOATS)
     for tuner in (busy, idle):
         run(tuner, range(12))
         tuner.ask(12)
@@ -191,13 +222,13 @@ def test_tpe_takes_trials_that_still_run_into_account():
 def test_a_space_of_one_point_gives_that_point_each_time(a_tuner):
     space = {"a": {"_type": "choice", "_value": ["only"]}, "b": {"_type": "randint", "_value": [3, 4]}}
     history = run(a_tuner(space), range(15), lambda parameters: 1.0)
-    assert {json.dumps(past.parameters) for past in history} == {'{"a": "only", "b": 3}'}
+    assert {json.dumps(plain(past.parameters)) for past in history} == {'{"a": "only", "b": 3}'}
 
 
 def test_what_a_caller_does_to_its_parameters_stays_with_the_caller(a_tuner):
     tuner = a_tuner({"a": {"_type": "choice", "_value": [[1]]}})
     tuner.ask(0).parameters["a"].append(2)
-    assert tuner.ask(1).parameters == {"a": [1]}
+    assert plain(tuner.ask(1).parameters) == {"a": [1]}
 
 
 def test_nested_names_with_slashes_are_not_mixed_up(a_tuner):
@@ -206,7 +237,7 @@ def test_nested_names_with_slashes_are_not_mixed_up(a_tuner):
         "a": {"_type": "choice", "_value": [{"_name": "n", "b": inner}]},
         "a/0/b": {**inner, "_value": [5, 6]},
     }
-    parameters = a_tuner(space).ask(0).parameters
+    parameters = plain(a_tuner(space).ask(0).parameters)
     assert contains(parse_search_space(space), parameters) == []
 
 
@@ -244,22 +275,22 @@ spaces_raw = st.dictionaries(st.text(max_size=3), parameters_raw(), min_size=1, 
 
 
 # One tuner of a kind is as good as another: nothing of the fixture is changed by an example.
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
 def test_parameters_lie_in_any_space_go_through_json_and_are_known_again(a_tuner, raw, seed):
     space = parse_search_space(raw)
     tuner = a_tuner(raw, seed)
     history = run(tuner, range(14), lambda parameters: float(len(json.dumps(parameters))))
     for past in history:
-        assert contains(space, past.parameters) == []
+        assert contains(space, plain(past.parameters)) == []
         assert json.loads(json.dumps(past.parameters)) == past.parameters
     rebuilt = a_tuner(raw, seed)
     rebuilt.restore(stored(history))
-    assert rebuilt.ask(14) == tuner.ask(14)
+    assert rebuilt.ask(14).parameters == tuner.ask(14).parameters
 
 
 def samples(raw, count=4000):
-    tuner = TUNERS["Random"](parse_search_space({"x": raw}), "maximize", 3)
+    tuner = make_of("Random", {"x": raw}, 3, "maximize")
     return [tuner.ask(key).parameters["x"] for key in range(count)]
 
 
@@ -298,10 +329,10 @@ def test_a_log_uniform_draw_is_as_often_below_the_geometric_mean_as_above():
 
 @pytest.mark.parametrize(("optimize_mode", "sign"), [("minimize", 1), ("maximize", -1)])
 def test_tpe_finds_the_bottom_of_a_bowl_sooner_than_random_does(optimize_mode, sign):
-    space = parse_search_space(dict.fromkeys(("x", "y"), TWO_FLOATS["x"]))
+    space = dict.fromkeys(("x", "y"), TWO_FLOATS["x"])
 
     def best(name, seed):
-        tuner = TUNERS[name](space, optimize_mode, seed)
+        tuner = make_of(name, space, seed, optimize_mode)
         bowl = run(tuner, range(50), lambda at: sign * ((at["x"] - 2) ** 2 + (at["y"] + 1) ** 2))
         return min(abs(past.value) for past in bowl)
 
@@ -309,7 +340,7 @@ def test_tpe_finds_the_bottom_of_a_bowl_sooner_than_random_does(optimize_mode, s
     assert medians["TPE"] < medians["Random"] / 2
 
 
-@pytest.mark.parametrize("name", sorted(TUNERS))
+@pytest.mark.parametrize("name", sorted(TUNERS.keys() - ENUMERATING))
 def test_the_experiment_file_decides_which_tuner_is_made(name, tmp_path):
     (tmp_path / "space.json").write_text(json.dumps(TWO_FLOATS))
     path = tmp_path / "experiment.yml"
@@ -320,5 +351,149 @@ def test_the_experiment_file_decides_which_tuner_is_made(name, tmp_path):
     )
     config = read_experiment_file(path)
     tuner = make_tuner(ExperimentConfig.from_json(config.to_json()))
-    assert isinstance(tuner, OptunaTuner)
-    assert tuner.ask(0) == TUNERS[name](config.search_space, "minimize", 9).ask(0)
+    assert isinstance(tuner, OptunaTuner | Hyperband)
+    assert tuner.ask(0) == make_of(name, TWO_FLOATS, 9).ask(0)
+
+
+QUNIFORM = {"_type": "quniform", "_value": [2.5, 5.5, 1]}
+GRID = {
+    "net": {
+        "_type": "choice",
+        "_value": ["plain", {"_name": "deep", "inner": {"_type": "choice", "_value": [1, 2]}}],
+    },
+    "size": QUNIFORM,
+    "layers": {"_type": "randint", "_value": [3, 5]},
+}
+BATCH = {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1}, {"lr": 0.2, "n": [1]}, {"lr": 0.1}]}}
+
+
+@pytest.fixture(params=[("GridSearch", GRID, 3 * 5 * 2), ("BatchTuner", BATCH, 3)], ids=["grid", "batch"])
+def a_list(request):
+    """Makes a tuner that tries a list once, and says how long that is."""
+    name, raw, count = request.param
+    return lambda: make_of(name, raw), count
+
+
+def test_a_list_is_tried_once_and_then_there_is_no_more(a_list):
+    make, count = a_list
+    tuner = make()
+    history = run(tuner, range(count), lambda parameters: None)
+    assert len(history) == count
+    assert tuner.ask(count) is None
+    assert tuner.ask(count + 1) is None
+    tuner.tell(0, math.nan)
+    assert not tuner.learns
+
+
+def test_a_rebuilt_list_goes_on_where_it_was_and_fills_gaps(a_list):
+    make, count = a_list
+    whole = run(make(), range(count), lambda parameters: 1.0)
+    rebuilt = make()
+    rebuilt.restore(stored([whole[0], whole[2]]))
+    assert proposed(run(rebuilt, range(3, count + 1), lambda parameters: 1.0)) == proposed(
+        [whole[1], *whole[3:]]
+    )
+    assert rebuilt.ask(count + 1) is None
+    rebuilt.tell(2, 5.0)
+    with pytest.raises(Bug, match="a second time"):
+        rebuilt.ask(2)
+    with pytest.raises(Bug, match="did not propose"):
+        rebuilt.tell(99, 1.0)
+    with pytest.raises(Bug, match="in use"):
+        rebuilt.restore([])
+
+
+@pytest.mark.parametrize("memo", [{}, {"index": -1}, {"index": 10**9}, {"index": "0"}])
+def test_a_memo_of_another_list_is_a_bug(a_list, memo):
+    make, _ = a_list
+    with pytest.raises(Bug, match="is not of this search space"):
+        make().restore([PastTrial(0, {}, memo, 1.0, ended=True)])
+
+
+def test_a_grid_has_every_combination_of_nnis_values_nested_ones_too():
+    points = [past.parameters for past in run(make_of("GridSearch", GRID), range(30), lambda parameters: 0.0)]
+    assert [point["size"] for point in points[:10]] == [2.5, 2.5, 3, 3, 4, 4, 5, 5, 5.5, 5.5]
+    nets = ["plain", {"_name": "deep", "inner": 1}, {"_name": "deep", "inner": 2}]
+    assert [point["net"] for point in points[::10]] == nets
+    assert len({json.dumps(point) for point in points}) == 30
+
+
+def test_a_grid_too_large_to_write_down_begins_at_once():
+    raw = {name: {"_type": "randint", "_value": [0, 10**15]} for name in ("a", "b")}
+    assert make_of("GridSearch", raw).ask(0).parameters == {"a": 0, "b": 0}
+
+
+def test_a_batch_is_given_as_written_and_stays_as_it_was():
+    tuner = make_of("BatchTuner", BATCH)
+    first, second = tuner.ask(0).parameters, tuner.ask(1).parameters
+    assert (first, second) == ({"lr": 0.1}, {"lr": 0.2, "n": [1]})
+    second["n"].append(2)
+    again = make_of("BatchTuner", BATCH)
+    assert [again.ask(key).parameters for key in range(2)][1] == {"lr": 0.2, "n": [1]}
+
+
+@pytest.mark.parametrize("name", sorted(TUNERS.keys() - {*ENUMERATING, "Random", "QMC", "Hyperband"}))
+def test_every_tuner_that_learns_finds_the_bottom_of_a_bowl_sooner_than_chance(name):
+    trials = 150 if name == "NSGAII" else 50  # which needs some generations
+    space = dict.fromkeys("wxyz", TWO_FLOATS["x"])
+
+    def best(tuner):
+        bowl = run(tuner, range(trials), lambda at: sum((value - 2) ** 2 for value in at.values()))
+        return min(past.value for past in bowl)
+
+    found = statistics.median(best(make_of(name, space, seed, **SMALL.get(name, {}))) for seed in range(3))
+    by_chance = statistics.median(best(make_of("Random", space, seed)) for seed in range(9))
+    assert found < by_chance
+
+
+def budgets(history):
+    return [past.parameters["TRIAL_BUDGET"] for past in history]
+
+
+@pytest.mark.parametrize(("optimize_mode", "best"), [("minimize", min), ("maximize", max)])
+def test_hyperband_tries_the_best_of_a_round_again_with_more(optimize_mode, best):
+    tuner = make_of("Hyperband", TWO_FLOATS, 1, optimize_mode, R=9)
+    history = run(tuner, range(22), lambda at: at["x"])
+    assert budgets(history) == [1] * 9 + [3] * 3 + [9] + [3] * 5 + [9] + [9] * 3
+    first, second, third = (
+        [past.value for past in part] for part in (history[:9], history[9:12], history[12:13])
+    )
+    assert second == sorted(first, reverse=best is max)[:3]
+    assert third == [best(first)]
+
+
+def test_hyperband_begins_the_next_bracket_while_trials_run():
+    tuner = make_of("Hyperband", TWO_FLOATS, R=9)
+    asked = [tuner.ask(key).parameters for key in range(20)]
+    assert [each["TRIAL_BUDGET"] for each in asked] == [1] * 9 + [3] * 5 + [9] * 3 + [1] * 3
+    for key in range(9):
+        tuner.tell(key, float(key))
+    assert tuner.ask(20).parameters == {**asked[0], "TRIAL_BUDGET": 3}
+
+
+def test_hyperband_promotes_nobody_of_a_round_that_failed():
+    tuner = make_of("Hyperband", TWO_FLOATS, R=9)
+    history = run(tuner, range(12), lambda at: None)
+    assert budgets(history) == [1] * 9 + [3] * 3
+    assert len({past.parameters["x"] for past in history}) == 12
+
+
+def test_without_a_budget_worth_dividing_hyperband_is_random():
+    history = run(make_of("Hyperband", TWO_FLOATS, R=1), range(5))
+    assert budgets(history) == [1] * 5
+    assert len({past.parameters["x"] for past in history}) == 5
+
+
+def test_no_two_points_of_a_sequence_are_near_to_each_other():
+    tuner = make_of("QMC", {"x": {"_type": "uniform", "_value": [0, 1]}})
+    assert sorted(int(tuner.ask(key).parameters["x"] * 16) for key in range(16)) == list(range(16))
+
+
+def test_smac_does_not_repeat_itself_when_asked_not_to():
+    raw = {"a": {"_type": "choice", "_value": list(range(30))}}
+
+    def modelled(**class_args):
+        history = run(make_of("SMAC", raw, 2, **class_args), range(24), lambda at: float(at["a"]))
+        return {past.parameters["a"] for past in history}
+
+    assert len(modelled(config_dedup=True)) > len(modelled()) + 2

@@ -27,6 +27,7 @@ from nni_manager.service.servicer import KeeperServer
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import MetricRow, Store, StoreReader
 from nni_manager.training_services.base import JobEnded, TrainingService
+from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
@@ -75,7 +76,13 @@ async def a_manager_here(
     `told`: the address that keepers are told in place of the manager's own.
     """
     port = experiment.port = free_port_pair()
-    engine = Engine(experiment.config, experiment.folder, make_service, make_tuner(experiment.config))
+    engine = Engine(
+        experiment.config,
+        experiment.folder,
+        make_service,
+        make_tuner(experiment.config),
+        make_assessment(experiment.config),
+    )
     server = KeeperServer(engine.keepers)
     await engine.restore()
     await server.start("127.0.0.1", port)

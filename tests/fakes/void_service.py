@@ -4,6 +4,7 @@ import asyncio
 
 from nni_manager.engine.engine import Engine
 from nni_manager.training_services.base import JobPresence, Placement, TrainingService
+from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 
 
@@ -55,7 +56,13 @@ def an_engine(experiment, state=JobPresence.UNKNOWN, kind=Void):
         services.append(kind(on_job_ended, state))
         return services[0]
 
-    return Engine(experiment.config, experiment.folder, make, make_tuner(experiment.config)), services[0]
+    return Engine(
+        experiment.config,
+        experiment.folder,
+        make,
+        make_tuner(experiment.config),
+        make_assessment(experiment.config),
+    ), services[0]
 
 
 async def start(engine, addresses=("192.0.2.1:8081",)):

@@ -333,15 +333,20 @@ class _Experiment:
             case Kind.KEEPER_KILLED | Kind.KEEPER_STOPPED | Kind.TRIAL_KILLED | Kind.TRIAL_STOPPED:
                 return self._hit_process(fault)
             case _:
-                has_hit = self.site.begin(fault)
+                # Nobody may be connected between two trials.
+                try:
+                    wait_until(lambda: self.site.begin(fault), "it hits something", _RUNS_WITHIN_S)
+                except TimeoutError:
+                    return "nobody was connected"
                 self.note(str(fault).split("s  ", 1)[1])
-                return "" if has_hit else "nobody was connected"
+                return ""
 
     def _hit_manager(self, kind: Kind) -> str:
-        if kind is Kind.MANAGER_MOVED:
-            self.has_moved = not self.has_moved
-        if self.manager is None:
+        # It may not have come back from the last one, which met a full disk.
+        if not self.resume():
             return "none ran"
+        assert self.manager is not None
+        self.has_moved ^= kind is Kind.MANAGER_MOVED
         self.note(kind.value)
         match kind:
             case Kind.MANAGER_STOPPED:

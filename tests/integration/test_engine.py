@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from void_service import Void, an_engine, start
 
-from nni_manager.domain.events import AttemptStarted, MetricsStored
+from nni_manager.domain.events import AttemptStarted, MetricsStored, TaskReported
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.refusals import NotOpen, ProtocolBroken
 from nni_manager.engine import commits, views
@@ -15,6 +15,7 @@ from nni_manager.engine.keepers import OPEN_ATTEMPTS
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.store.store import StoreReader, TrialRow
 from nni_manager.training_services.base import JobEnded, Placement
+from nni_manager.tuner.assessors import Medianstop
 from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Idle, RunTrial, Stream, TrialStarted
@@ -56,6 +57,29 @@ def test_a_bug_while_an_event_is_handled_ends_the_engine_whoever_posted_it(
             AttemptStarted(key, 1.0) if event is AttemptStarted else MetricsStored(key, ((False, "1"),))
         )
         assert engine.failed.is_set()
+        await engine.close()
+
+    play(scenario)
+
+
+def test_an_assessor_that_fails_is_shown_and_what_runs_goes_on(a_real_experiment, monkeypatch):
+    experiment = a_real_experiment(
+        NOTHING, trialConcurrency=1, assessor={"builtinAssessorName": "Medianstop"}
+    )
+    monkeypatch.setattr(Medianstop, "may_go_on", lambda *_: 1 / 0)
+    monkeypatch.setattr(engine_module, "_LAST_KEEPERS_S", 0.1)
+
+    async def scenario():
+        engine, service = an_engine(experiment)
+        await start(engine)
+        await service.submitted.wait()
+        key = AttemptKey(next(iter(engine.experiment.trials)), 0, "main-0")
+        for event in (AttemptStarted(key, 1.0), TaskReported(key), MetricsStored(key, ((False, "1"),))):
+            engine.post(event)
+        await until(lambda: engine.experiment.state.value == "ERROR")
+        assert "the assessor Medianstop failed, and no more trials are begun" in engine.experiment.error
+        assert "ZeroDivisionError" in engine.experiment.error
+        assert states(engine) == ["RUNNING"]
         await engine.close()
 
     play(scenario)

@@ -4,11 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from nni_manager.config import algorithms
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import Expansion, ExperimentConfig, LocalConfig, ReuseConfig, TunerConfig
+from nni_manager.config.model import (
+    AssessorConfig,
+    Expansion,
+    ExperimentConfig,
+    LocalConfig,
+    ReuseConfig,
+    TunerConfig,
+)
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.config.search_space import SearchSpace, Uniform
+from nni_manager.config.search_space import SearchSpace, Uniform, parse_search_space
 from nni_manager.errors import Bug, UserMistake
+from nni_manager.tuner.assessors import make_assessment
+from nni_manager.tuner.registry import make_tuner
 
 SPACE = '{"lr": {"_type": "uniform", "_value": [0, 1]}}'
 GOOD = """\
@@ -136,6 +146,17 @@ def test_an_absolute_path_is_no_expansion(write, tmp_path):
     assert [each.key for each in config.expansions] == ["searchSpacePath"]
 
 
+def test_an_assessor_is_read_with_its_arguments_and_survives_json(write):
+    text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: TPE\n  includeIntermediateResults: true")
+    text += "assessor: {builtinAssessorName: Medianstop, classArgs: {start_step: 3}}\n"
+    config = read_experiment_file(write(text))
+    assert config.assessor == AssessorConfig("Medianstop", {"start_step": 3})
+    assert config.tuner.include_intermediate_results
+    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert make_assessment(config) is not None
+    assert make_assessment(read_experiment_file(write())) is None
+
+
 def test_an_experiment_survives_its_json(write):
     space = (
         '{"layer": {"_type": "choice", "_value": [1, "a", {"_name": "conv",'
@@ -164,7 +185,8 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
-        "did you mean TPE? (known: TPE, Random)",
+        "did you mean TPE? (known: TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
+        "MetisTuner, SMAC, CmaEs, NSGAII, QMC)",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
         "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
@@ -217,8 +239,14 @@ WRONG_VALUES = {
         'logDir: "a\\0b"': "holds a NUL character; mend the path",
         "logDir: ~nobody-of-this-name/x": "names no user; mend the path",
         "logDir: experiment.yml": "cannot use logDir: experiment.yml is not a folder; name a folder",
-        "advisor: {builtinAdvisorName: BOHB}": "cannot use advisor: there is none in this version yet",
-        "assessor: {builtinAssessorName: Medianstop}": "cannot use assessor: there is none in this version yet",
+        "advisor: {builtinAdvisorName: Hyperband}": "cannot use tuner beside advisor: an advisor does the work of both",
+        "assessor: {builtinAssessorName: Medianstp}": 'cannot use assessor.builtinAssessorName: "Medianstp" is not a '
+        "built-in assessor; did you mean Medianstop?",
+        "assessor: {builtinAssessorName: Curvefitting}": "cannot do without assessor.classArgs.epoch_num: it must be",
+        "assessor: {builtinAssessorName: Medianstop, classArgs: {start_step: -1}}": "cannot use "
+        "assessor.classArgs.start_step: -1 is not a whole number from 0 on",
+        "assessor: {className: Mine, builtinAssessorName: Medianstop}": "cannot use assessor.className: assessors of your",
+        "assessor: 3": "cannot use assessor: 3 is not a mapping; write e.g. assessor: {builtinAssessorName: Medianstop}",
         "localConfig: {gpuIndices: a}": 'cannot use localConfig.gpuIndices: "a" is not GPU numbers separated by',
         "localConfig: {gpuIndices: '0,0'}": 'cannot use localConfig.gpuIndices: "0,0" is not GPU numbers',
         "localConfig: {maxTrialNumPerGpu: 0}": "cannot use localConfig.maxTrialNumPerGpu: 0 is not a whole number",
@@ -236,7 +264,11 @@ WRONG_VALUES = {
         "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',
     },
     "builtinTunerName: TPE": {
-        "builtinTunerName: Anneal": "cannot use tuner.builtinTunerName: Anneal is not in this version yet; use TPE",
+        "builtinTunerName: BOHB": "cannot use tuner.builtinTunerName: BOHB is not in this version yet; use TPE",
+        "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
+        "builtinTunerName: GP": "Optuna's GP needs PyTorch, which this manager does without; use GPTuner",
+        "builtinTunerName: GridSearch": "GridSearch tries every value, and lr has too many to try; use choice,",
+        "builtinTunerName: BatchTuner": "BatchTuner takes its trials from one choice among mappings; write the search",
         "builtinTunerName: tpe": 'cannot use tuner.builtinTunerName: "tpe" is not a built-in tuner; '
         "did you mean TPE?",
         "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of TPE, Random",
@@ -266,6 +298,32 @@ WRONG_VALUES = {
 }
 
 
+def test_class_args_are_those_of_the_tuner(mistakes):
+    text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: GPTuner")
+    (line,) = mistakes(text.replace("optimize_mode: maximize", "nu: 2.0"))
+    assert "cannot use tuner.classArgs.nu: 2.0 is not 0.5, 1.5 or 2.5; write e.g. nu: 2.5" in line
+    (line,) = mistakes(text.replace("optimize_mode: maximize", "population_size: 4"))
+    assert "cannot use tuner.classArgs.population_size: there is no such key here" in line
+
+
+def test_a_tuner_whose_library_is_absent_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(algorithms.NEEDS, "CmaEs", ("no_such_module_here", "cmaes"))
+    reason = algorithms.reason_against_tuner("CmaEs")
+    assert reason is not None
+    assert (
+        "CmaEs needs cmaes, which is not installed here; run `pip install 'trial-keeper[tuners]'`" in reason
+    )
+    assert algorithms.reason_against_tuner("TPE") is None
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_a_grid_over_what_cannot_be_counted_names_it_however_deep(kind):
+    deep = {"_name": "n", "x": {"_type": kind, "_value": [1, 2]}}
+    space = parse_search_space({"a": {"_type": "choice", "_value": [1, deep]}})
+    assert "and a[1].x has too many" in (algorithms.reason_against_space("GridSearch", space) or "")
+    assert algorithms.reason_against_space("TPE", space) is None
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [(old, new, sentence) for old, news in WRONG_VALUES.items() for new, sentence in news.items()],
@@ -288,7 +346,22 @@ def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):
     (line,) = mistakes(replace={tuner: ""})
     assert "cannot do without tuner: nothing else proposes parameters" in line
     (line,) = mistakes(replace={tuner: "advisor: {builtinAdvisorName: BOHB}\n"})
-    assert "cannot use advisor" in line
+    assert "cannot use advisor.builtinAdvisorName: BOHB is not in this version yet; use Hyperband" in line
+
+
+def test_an_advisor_is_read_as_a_tuner(write, mistakes):
+    tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
+    advisor = (
+        "advisor: {builtinAdvisorName: Hyperband, classArgs: {R: 9, optimize_mode: minimize, seed: 4}}\n"
+    )
+    config = read_experiment_file(write(replace={tuner: advisor}))
+    args = {"R": 9, "optimize_mode": "minimize", "seed": 4}
+    assert config.tuner == TunerConfig("Hyperband", "minimize", 4, args)
+    assert make_tuner(config).ask(0).parameters["TRIAL_BUDGET"] == 1
+    (line,) = mistakes(replace={tuner: advisor.replace("R: 9", "exec_mode: serial")})
+    assert 'cannot use advisor.classArgs.exec_mode: "serial" is not parallelism' in line
+    (line,) = mistakes(GOOD + "assessor: {builtinAssessorName: Medianstop}\n", replace={tuner: advisor})
+    assert "cannot use assessor beside advisor" in line
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.model import AssessorConfig, ExperimentConfig
 from nni_manager.config.reader import read_experiment_file
 
 LOCAL = """\
@@ -96,6 +96,14 @@ def test_the_cluster_of_this_machine_can_be_named(place: Path) -> None:
     config = read(place, OPENPAI.replace("openpai.example.com", "local"))
     assert config.pai is not None
     assert config.pai.host == "local"
+
+
+def test_an_assessor_has_v2s_names(place: Path) -> None:
+    config = read(place, LOCAL + "assessor: {name: Medianstop, classArgs: {start_step: 2}}\n")
+    assert config.assessor == AssessorConfig("Medianstop", {"start_step": 2})
+    ((_, key, message),) = mistakes(place, LOCAL + "assessor: {name: Median}\n")
+    assert key == "assessor.name"
+    assert message.startswith('cannot use assessor.name: "Median" is not a built-in assessor')
 
 
 @pytest.mark.parametrize(

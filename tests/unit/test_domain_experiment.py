@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nni_manager.domain.events import (
+    AskAssessor,
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
@@ -36,8 +37,10 @@ from nni_manager.domain.events import (
     SaveUsage,
     SubmitJob,
     TaskReported,
+    TellAssessor,
     TellTuner,
     TimePassed,
+    TrialRefused,
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
@@ -65,6 +68,7 @@ class Search:
         self.asked: list[int] = []
         """Questions that the tuner has not answered."""
         self.told: list[TellTuner] = []
+        self.assessed: list[AskAssessor | TellAssessor] = []
         self.submitted: list[str] = []
         self.stopped: list[tuple[str, ExitReason]] = []
         self.given: list[tuple[str, str]] = []
@@ -91,6 +95,8 @@ class Search:
                     self.asked.append(effect.sequence_id)
                 case TellTuner():
                     self.told.append(effect)
+                case AskAssessor() | TellAssessor():
+                    self.assessed.append(effect)
                 case SubmitJob():
                     self.submitted.append(effect.job.job_id)
                 case CancelTrial():
@@ -521,6 +527,61 @@ def test_one_trial_can_be_stopped_and_another_takes_its_place(a_search) -> None:
     search.deliver("t0")
     assert search.trial("t0").state is TrialState.USER_CANCELED
     assert search.asked == [1]
+
+
+def assessed(search: Search, *, learns: bool = False) -> Search:
+    search.experiment.is_assessed = True
+    search.experiment.learns_from_early_stopped = learns
+    search.start(search.suggest())
+    return search
+
+
+def test_an_assessor_hears_the_numbers_of_intermediate_results_and_the_end(a_search) -> None:
+    search = assessed(a_search(concurrency=1))
+    search.report("t0", "0.5", "NaN", '"loss"', '{"default": 2, "other": 1}', final=False)
+    search.report("t0", '"none"', final=False)
+    search.report("t0", "7")
+    search.end("t0")
+    search.deliver("t0")
+    assert search.assessed == [AskAssessor("t0", 0, 0, (0.5, 2.0)), TellAssessor(0, has_succeeded=True)]
+
+
+def test_without_an_assessor_nobody_is_asked(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.5", final=False)
+    search.end("t0")
+    search.deliver("t0")
+    assert search.assessed == []
+
+
+@pytest.mark.parametrize(("learns", "lesson"), [(False, None), (True, 0.25)])
+def test_a_trial_that_the_assessor_refuses_is_stopped_early_and_its_last_result_told_if_wanted(
+    a_search, learns: bool, lesson: float | None
+) -> None:
+    search = assessed(a_search(concurrency=1), learns=learns)
+    search.report("t0", "0.5", "0.25", final=False)
+    search.handle(TrialRefused("t0", 0, 40.0))
+    assert search.stopped == [("t0", ExitReason.EARLY_STOPPED)]
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert search.trial("t0").state is TrialState.EARLY_STOPPED
+    assert search.told == [TellTuner(0, lesson)]
+    assert search.assessed[-1] == TellAssessor(0, has_succeeded=False)
+    assert search.experiment.best is None
+    assert search.asked == [1]
+
+
+def test_a_refusal_of_an_attempt_of_before_or_of_a_trial_that_is_over_is_nothing(a_search) -> None:
+    search = assessed(a_search(concurrency=1))
+    search.report("t0", "0.5", final=False)
+    search.end("t0", ExitReason.SIGNAL)
+    search.start("t0", attempt=1)
+    assert search.handle(TrialRefused("t0", 0, 40.0)) == []
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.handle(TrialRefused("t0", 1, 40.0)) == []
+    assert search.stopped == []
 
 
 def test_a_stop_of_a_trial_that_is_over_is_nothing(a_search) -> None:

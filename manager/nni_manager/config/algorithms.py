@@ -1,32 +1,23 @@
-"""The built-in algorithms: their names and what `classArgs` of each may hold. Nothing here imports a sampler.
+"""The built-in tuners and assessors: their names and what `classArgs` of each may hold. Nothing here imports a sampler.
 
 Source: NNI v3.0 documentation of the built-in tuners. `seed` is our addition.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, field_validator
 
-from nni_manager.config.mistakes import remedy_for_unknown, shown
+from nni_manager.config.mistakes import key_of, remedy_for_unknown, shown
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.schema import Schema, must_be
+from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace
 
-TUNERS_OF_NNI = (
-    "Anneal",
-    "BatchTuner",
-    "DNGOTuner",
-    "Evolution",
-    "GPTuner",
-    "GridSearch",
-    "MetisTuner",
-    "NetworkMorphism",
-    "PBTTuner",
-    "PPOTuner",
-    "RegularizedEvolutionTuner",
-    "SMAC",
-)
+# They search for architectures of networks, or lean on libraries that nobody keeps up.
+_TUNERS_LEFT_OUT = ("DNGOTuner", "NetworkMorphism", "PPOTuner", "RegularizedEvolutionTuner")
+_TUNERS_TO_COME = ("BOHB", "PBTTuner")
 
 
 class RandomArgs(Schema):
@@ -48,14 +39,243 @@ class TpeArgs(RandomArgs):
     constant_liar_type: Literal["min", "max", "mean"] = must_be("min, max or mean", "min", "min")
 
 
-CLASS_ARGS: dict[str, type[RandomArgs]] = {"TPE": TpeArgs, "Random": RandomArgs}
+class EvolutionArgs(RandomArgs):
+    """classArgs of Evolution."""
+
+    population_size: int = must_be("a whole number from 2 to 99999", "32", 32, ge=2, le=99999)
+
+
+class HyperbandArgs(RandomArgs):
+    """classArgs of Hyperband, an advisor in NNI's words. `exec_mode` serial would leave places empty, and is refused."""
+
+    R: int = must_be("a whole number from 1 to 99999", "60", 60, ge=1, le=99999)
+    eta: int = must_be("a whole number from 2 to 100", "3", 3, ge=2, le=100)
+    exec_mode: Literal["parallelism"] = must_be("parallelism", "parallelism", "parallelism")
+
+
+class _ModelArgs(RandomArgs):
+    """What tuners that fit a model share: they begin with random parameters, and look for the best of many candidates."""
+
+    cold_start_num: int = must_be("a whole number from 1 to 99999", "10", 10, ge=1, le=99999)
+    selection_num_starting_points: int = must_be("a whole number from 1 to 5000", "250", 250, ge=1, le=5000)
+
+
+class GpArgs(_ModelArgs):
+    """classArgs of GPTuner. NNI's default of `selection_num_warm_up` is 100,000; `nu` has to be one of three here."""
+
+    utility: Literal["ei", "ucb", "poi"] = must_be("ei, ucb or poi", "ei", "ei")
+    kappa: float = must_be("a number from 0 on", "5", 5.0, ge=0, le=1e6)
+    xi: float = must_be("a number from 0 on", "0", 0.0, ge=0, le=1e6)
+    nu: float = must_be("0.5, 1.5 or 2.5", "2.5", 2.5)
+    alpha: float = must_be("a number above 0, up to 1", "1e-6", 1e-6, gt=0, le=1)
+    selection_num_warm_up: int = must_be("a whole number from 10 to 1000000", "5000", 5000, ge=10, le=10**6)
+
+    @field_validator("nu")
+    @classmethod
+    def _has_a_closed_form(cls, nu: float) -> float:
+        if nu not in (0.5, 1.5, 2.5):
+            raise ValueError(nu)
+        return nu
+
+
+class MetisArgs(_ModelArgs):
+    """classArgs of MetisTuner. `no_resampling` and `no_candidates` are accepted and change nothing."""
+
+    no_resampling: bool = must_be("true or false", "true", True)
+    no_candidates: bool = must_be("true or false", "false", False)
+    selection_num_starting_points: int = must_be("a whole number from 1 to 5000", "600", 600, ge=1, le=5000)
+    exploration_probability: float = must_be("a number from 0 to 1", "0.9", 0.9, ge=0, le=1)
+
+
+class SmacArgs(RandomArgs):
+    """classArgs of SMAC."""
+
+    config_dedup: bool = must_be("true or false", "true", False)
+
+
+class CmaEsArgs(RandomArgs):
+    """classArgs of CmaEs, by Optuna's names."""
+
+    sigma0: float | None = must_be("a number above 0", "0.2", None, gt=0, le=1e6)
+    n_startup_trials: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
+    popsize: int | None = must_be("a whole number from 2 to 99999", "10", None, ge=2, le=99999)
+
+
+class NsgaIiArgs(RandomArgs):
+    """classArgs of NSGAII, by Optuna's names."""
+
+    population_size: int = must_be("a whole number from 2 to 99999", "50", 50, ge=2, le=99999)
+    mutation_prob: float | None = must_be("a number from 0 to 1", "0.1", None, ge=0, le=1)
+    crossover_prob: float = must_be("a number from 0 to 1", "0.9", 0.9, ge=0, le=1)
+    swapping_prob: float = must_be("a number from 0 to 1", "0.5", 0.5, ge=0, le=1)
+
+
+class QmcArgs(RandomArgs):
+    """classArgs of QMC, by Optuna's names; without `scramble` every seed gives the same sequence."""
+
+    qmc_type: Literal["sobol", "halton"] = must_be("sobol or halton", "sobol", "sobol")
+    scramble: bool = must_be("true or false", "true", True)
+
+
+CLASS_ARGS: dict[str, type[RandomArgs]] = {
+    "TPE": TpeArgs,
+    "Random": RandomArgs,
+    "Anneal": RandomArgs,
+    "Evolution": EvolutionArgs,
+    "Hyperband": HyperbandArgs,
+    "BatchTuner": RandomArgs,
+    "GridSearch": RandomArgs,
+    "GPTuner": GpArgs,
+    "MetisTuner": MetisArgs,
+    "SMAC": SmacArgs,
+    "CmaEs": CmaEsArgs,
+    "NSGAII": NsgaIiArgs,
+    "QMC": QmcArgs,
+}
+
+
+class AssessorArgs(Schema):
+    """classArgs of an assessor. Without `optimize_mode` it is the tuner's."""
+
+    model_config = ConfigDict(alias_generator=None)
+    optimize_mode: OptimizeMode | None = must_be("maximize or minimize", "maximize", None)
+
+
+class MedianstopArgs(AssessorArgs):
+    """classArgs of Medianstop."""
+
+    start_step: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+
+
+class CurvefittingArgs(AssessorArgs):
+    """classArgs of Curvefitting."""
+
+    epoch_num: int = must_be("a whole number from 1 on", "20", ge=1)
+    start_step: int = must_be("a whole number from 0 on", "6", 6, ge=0)
+    threshold: float = must_be("a number from 0 to 1", "0.95", 0.95, ge=0, le=1)
+    gap: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+
+
+class MedianPrunerArgs(AssessorArgs):
+    """classArgs of MedianPruner, by Optuna's names."""
+
+    n_startup_trials: int = must_be("a whole number from 0 on", "5", 5, ge=0)
+    n_warmup_steps: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+    interval_steps: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    n_min_trials: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+
+
+class PercentilePrunerArgs(MedianPrunerArgs):
+    """classArgs of PercentilePruner, by Optuna's names."""
+
+    percentile: float = must_be("a number from 0 to 100", "25", ge=0, le=100)
+
+
+class SuccessiveHalvingPrunerArgs(AssessorArgs):
+    """classArgs of SuccessiveHalvingPruner, by Optuna's names."""
+
+    min_resource: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    reduction_factor: int = must_be("a whole number from 2 on", "4", 4, ge=2)
+    min_early_stopping_rate: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+    bootstrap_count: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+
+
+class HyperbandPrunerArgs(AssessorArgs):
+    """classArgs of HyperbandPruner, by Optuna's names."""
+
+    min_resource: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    max_resource: int = must_be("a whole number from 1 on, the steps of a whole trial", "20", ge=1)
+    reduction_factor: int = must_be("a whole number from 2 on", "3", 3, ge=2)
+    bootstrap_count: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+
+
+ASSESSOR_ARGS: dict[str, type[AssessorArgs]] = {
+    "Medianstop": MedianstopArgs,
+    "Curvefitting": CurvefittingArgs,
+    "MedianPruner": MedianPrunerArgs,
+    "PercentilePruner": PercentilePrunerArgs,
+    "SuccessiveHalvingPruner": SuccessiveHalvingPrunerArgs,
+    "HyperbandPruner": HyperbandPrunerArgs,
+}
+# What a tuner needs beside Optuna: the module, and the name under which people know it.
+NEEDS = {"SMAC": ("sklearn", "scikit-learn"), "CmaEs": ("cmaes", "cmaes"), "QMC": ("scipy", "SciPy")}
 
 
 def reason_against_tuner(name: object) -> str | None:
     """Why no tuner of this name can be had, as a whole sentence; None when it can."""
-    if isinstance(name, str) and name in CLASS_ARGS:
-        return None
-    if isinstance(name, str) and name in TUNERS_OF_NNI:
-        return f"cannot use tuner.builtinTunerName: {name} is not in this version yet; use TPE or Random"
-    remedy = remedy_for_unknown(name if isinstance(name, str) else "", CLASS_ARGS)
+    text = name if isinstance(name, str) else ""
+    if text in CLASS_ARGS:
+        module, library = NEEDS.get(text, ("json", ""))
+        if find_spec(module) is not None:
+            return None
+        return (
+            f"cannot use tuner.builtinTunerName: {text} needs {library}, which is not installed here; run "
+            "`pip install 'trial-keeper[tuners]'`, or use TPE"
+        )
+    if text == "GP":
+        return (
+            "cannot use tuner.builtinTunerName: Optuna's GP needs PyTorch, which this manager does without; use "
+            "GPTuner, a Gaussian process as well"
+        )
+    if text in _TUNERS_TO_COME:
+        return f"cannot use tuner.builtinTunerName: {text} is not in this version yet; use TPE or Evolution"
+    if text in _TUNERS_LEFT_OUT:
+        return f"cannot use tuner.builtinTunerName: {text} is not supported; use TPE or Evolution"
+    remedy = remedy_for_unknown(text, CLASS_ARGS)
     return f"cannot use tuner.builtinTunerName: {shown(name)} is not a built-in tuner; {remedy}"
+
+
+def reason_against_advisor(name: object) -> str | None:
+    """Why no advisor of this name can be had, as a whole sentence; None when it can."""
+    if name == "Hyperband":
+        return None
+    if name == "BOHB":
+        return "cannot use advisor.builtinAdvisorName: BOHB is not in this version yet; use Hyperband, or TPE as a tuner"
+    remedy = remedy_for_unknown(name if isinstance(name, str) else "", ["Hyperband"])
+    return f"cannot use advisor.builtinAdvisorName: {shown(name)} is not a built-in advisor; {remedy}"
+
+
+def reason_against_assessor(name: object) -> str | None:
+    """Why no assessor of this name can be had, as a whole sentence; None when it can."""
+    text = name if isinstance(name, str) else ""
+    if text in ASSESSOR_ARGS:
+        return None
+    remedy = remedy_for_unknown(text, ASSESSOR_ARGS)
+    return f"cannot use assessor.builtinAssessorName: {shown(name)} is not a built-in assessor; {remedy}"
+
+
+def reason_against_space(name: str, space: SearchSpace) -> str | None:
+    """Why the tuner of this name can do nothing with the search space, as a whole sentence; None when it can."""
+    if name == "BatchTuner":
+        return _reason_against_batch(space)
+    wrong = _first_not_countable(space, ()) if name == "GridSearch" else None
+    if wrong is None:
+        return None
+    return (
+        f"cannot use tuner.builtinTunerName: GridSearch tries every value, and {wrong} has too many to try; use choice, "
+        "quniform or randint there, or another tuner"
+    )
+
+
+def _reason_against_batch(space: SearchSpace) -> str | None:
+    batch = space.parameters.get("combine_params")
+    is_batch = len(space.parameters) == 1 and isinstance(batch, Choice)
+    if is_batch and isinstance(batch, Choice) and all(isinstance(each, dict) for each in batch.options):
+        return None
+    return (
+        "cannot use tuner.builtinTunerName: BatchTuner takes its trials from one choice among mappings; write the search "
+        'space as {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1, "size": 16}, {"lr": 0.2, "size": 32}]}}'
+    )
+
+
+def _first_not_countable(space: SearchSpace, above: tuple[str | int, ...]) -> str | None:
+    for name, parameter in space.parameters.items():
+        if isinstance(parameter, Choice):
+            for index, option in enumerate(parameter.options):
+                if isinstance(option, Nested):
+                    wrong = _first_not_countable(option.space, (*above, name, index))
+                    if wrong is not None:
+                        return wrong
+        elif not isinstance(parameter, QUniform | RandInt):
+            return key_of((*above, name))
+    return None

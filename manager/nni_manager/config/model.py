@@ -29,12 +29,22 @@ class Expansion:
 class TunerConfig:
     """Who proposes parameters. `class_args` is as written in the file; the checked values are the fields beside it.
 
-    `seed` None means that every experiment draws its own.
+    `seed` None means that every experiment draws its own. `include_intermediate_results`: the last intermediate result of a trial
+    that was stopped early is told to the tuner as its result.
     """
 
-    name: Literal["TPE", "Random"]
+    name: str
     optimize_mode: OptimizeMode
     seed: int | None
+    class_args: dict[str, Any]
+    include_intermediate_results: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AssessorConfig:
+    """Who stops trials early. `class_args` is as written in the file, and checked."""
+
+    name: str
     class_args: dict[str, Any]
 
 
@@ -127,6 +137,7 @@ class ExperimentConfig:
     config_path: Path
     expansions: tuple[Expansion, ...] = ()
     pai: PaiConfig | None = None
+    assessor: AssessorConfig | None = None
     is_annotated: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -146,6 +157,7 @@ class ExperimentConfig:
         fields["local"] = dataclasses.asdict(self.local)
         fields["reuse"] = dataclasses.asdict(self.reuse)
         fields["pai"] = None if self.pai is None else dataclasses.asdict(self.pai)
+        fields["assessor"] = None if self.assessor is None else dataclasses.asdict(self.assessor)
         fields["expansions"] = [dataclasses.asdict(expansion) for expansion in self.expansions]
         return json.dumps(fields, default=str)
 
@@ -167,6 +179,7 @@ class ExperimentConfig:
                     **fields["local"] | {"gpu_indices": None if gpu_indices is None else tuple(gpu_indices)}
                 ),
                 "pai": _pai(fields.get("pai")),
+                "assessor": None if fields.get("assessor") is None else AssessorConfig(**fields["assessor"]),
                 "reuse": ReuseConfig(**reuse | {"warm_imports": tuple(reuse.get("warm_imports", ()))}),
                 "expansions": tuple(
                     Expansion(each["key"], each["written"], Path(each["absolute"]))

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.algorithms import CLASS_ARGS, RandomArgs
+from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, shown
 from nni_manager.config.model import (
     LOCAL_HOST,
+    AssessorConfig,
     Expansion,
     ExperimentConfig,
     LocalConfig,
@@ -83,6 +84,7 @@ class _Reading:
         file, mistakes = check(self.schema, self.raw, self.document)
         self.mistakes += self._without_other_platforms(mistakes)
         class_args = self._class_args()
+        self._check_args_of_assessor()
         uses_annotation = self.raw.get("useAnnotation") is True
         if not uses_annotation:
             search_space_raw, search_space = self._search_space()
@@ -96,6 +98,8 @@ class _Reading:
                 code_dir, tuple(each for each in excluded if each is not None)
             )
             self._see_what_annotation_asks_of_paths(code_dir, log_dir)
+        if class_args is not None and search_space is not None:
+            self._see_whether_the_tuner_takes(search_space)
         if self.mistakes:
             raise ConfigInvalid(
                 sorted(
@@ -104,7 +108,6 @@ class _Reading:
             )
         # Without a mistake every part is there; a part that is not would be our bug.
         assert file is not None
-        assert file.tuner is not None
         assert class_args is not None
         assert search_space is not None
         assert code_dir is not None
@@ -121,11 +124,16 @@ class _Reading:
             search_space=search_space,
             search_space_raw=search_space_raw,
             tuner=TunerConfig(
-                name="TPE" if file.tuner.builtin_tuner_name == "TPE" else "Random",
+                name=self._within(self._proposer[0])[self._proposer[1]],
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
-                class_args=file.tuner.class_args or {},
+                class_args=dict(self._within(self._proposer[0]).get("classArgs") or {}),
+                include_intermediate_results=file.tuner is not None
+                and file.tuner.include_intermediate_results,
             ),
+            assessor=None
+            if file.assessor is None
+            else AssessorConfig(file.assessor.builtin_assessor_name, file.assessor.class_args or {}),
             # A job file has commands of its own.
             trial_command="" if pai is not None and pai.job_text is not None else file.trial.command or "",
             code_dir=code_dir,
@@ -289,21 +297,48 @@ class _Reading:
         keys = PLATFORM_KEYS.get(platform, ()) if isinstance(platform, str) else ()
         return [each for each in mistakes if not (keys and each.key.split(".")[0] in (*keys, "trial"))]
 
+    @property
+    def _proposer(self) -> tuple[str, str]:
+        """The section that says who proposes parameters, and its key with the name."""
+        is_advised = self.raw.get("tuner") is None and self.raw.get("advisor") is not None
+        return ("advisor", "builtinAdvisorName") if is_advised else ("tuner", "builtinTunerName")
+
     def _class_args(self) -> RandomArgs | None:
-        tuner = self.raw.get("tuner")
-        if tuner is None and self.raw.get("advisor") is None:
+        section, key = self._proposer
+        if self.raw.get(section) is None:
             self._refuse(
                 ("tuner",), "cannot do without tuner: nothing else proposes parameters; write e.g. "
                 "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}"
             )  # fmt: skip
-        name = tuner.get("builtinTunerName") if isinstance(tuner, Mapping) else None
+        for other in ("tuner", "assessor"):
+            if self.raw.get("advisor") is not None and self.raw.get(other) is not None:
+                self._refuse(
+                    (other,), f"cannot use {other} beside advisor: an advisor does the work of both tuner and assessor; "
+                    f"remove {other} or advisor"
+                )  # fmt: skip
+        proposer = self._within(section)
+        name, raw = proposer.get(key), proposer.get("classArgs")
         schema = CLASS_ARGS.get(name) if isinstance(name, str) else None
-        raw = {} if not isinstance(tuner, Mapping) or tuner.get("classArgs") is None else tuner["classArgs"]
-        if schema is None or not isinstance(raw, Mapping):
+        if schema is None or not (raw is None or isinstance(raw, Mapping)):
             return None  # the schema of the file has said so
-        class_args, mistakes = check(schema, raw, self.document, ("tuner", "classArgs"))
+        class_args, mistakes = check(schema, raw or {}, self.document, (section, "classArgs"))
         self.mistakes += mistakes
         return class_args
+
+    def _check_args_of_assessor(self) -> None:
+        assessor = self._within("assessor")
+        name, raw = assessor.get("builtinAssessorName"), assessor.get("classArgs")
+        schema = ASSESSOR_ARGS.get(name) if isinstance(name, str) else None
+        if schema is not None and (raw is None or isinstance(raw, Mapping)):
+            _, mistakes = check(schema, raw or {}, self.document, ("assessor", "classArgs"))
+            self.mistakes += mistakes
+
+    def _see_whether_the_tuner_takes(self, space: SearchSpace) -> None:
+        section, key = self._proposer
+        reason = reason_against_space(self._within(section)[key], space)
+        # Without its annotations being read, annotated code has an empty space.
+        if reason is not None and space.parameters:
+            self._refuse((section, key), reason)
 
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
         if self.space_here is not None:

@@ -12,7 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainValidator, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
-from nni_manager.config.algorithms import reason_against_tuner
+from nni_manager.config.algorithms import (
+    reason_against_advisor,
+    reason_against_assessor,
+    reason_against_tuner,
+)
 from nni_manager.config.mistakes import remedy_for_unknown, shown
 from nni_manager.config.schema import Schema, is_placeholder, must_be, refusal
 
@@ -56,7 +60,7 @@ GpuIndices = Annotated[tuple[int, ...] | None, PlainValidator(_gpu_indices)]
 
 
 class TunerV1(Schema):
-    """`tuner`. `includeIntermediateResults` and `gpuIndices` change nothing for the tuners of this version."""
+    """`tuner`. `gpuIndices` changes nothing for the tuners of this version."""
 
     builtin_tuner_name: str = must_be("the name of a tuner", "TPE")
     # Checked by the schema of the algorithm once the name is known.
@@ -82,6 +86,51 @@ class TunerV1(Schema):
         raise refusal(
             f"cannot use tuner.{key}: tuners of your own are not in this version yet; "
             "remove it and write builtinTunerName: TPE or Random"
+        )
+
+
+class AdvisorV1(Schema):
+    """`advisor`: NNI's word for a tuner that takes the place of tuner and assessor."""
+
+    builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband")
+    # Checked by the schema of the algorithm once the name is known.
+    class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
+    gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
+
+    @field_validator("builtin_advisor_name", mode="before")
+    @classmethod
+    def _is_known(cls, name: Any) -> Any:
+        reason = reason_against_advisor(name)
+        if reason is not None and not is_placeholder(name):
+            raise refusal(reason)
+        return name
+
+
+class AssessorV1(Schema):
+    """`assessor`."""
+
+    builtin_assessor_name: str = must_be("the name of an assessor", "Medianstop")
+    # Checked by the schema of the algorithm once the name is known.
+    class_args: dict[str, Any] | None = must_be("a mapping", "{start_step: 5}", None)
+    code_dir: Any = None
+    class_file_name: Any = None
+    class_name: Any = None
+
+    @field_validator("builtin_assessor_name", mode="before")
+    @classmethod
+    def _is_known(cls, name: Any) -> Any:
+        reason = reason_against_assessor(name)
+        if reason is not None and not is_placeholder(name):
+            raise refusal(reason)
+        return name
+
+    @field_validator("code_dir", "class_file_name", "class_name")
+    @classmethod
+    def _is_not_yet(cls, value: Any, info: ValidationInfo) -> None:
+        key = to_camel(info.field_name or "")
+        raise refusal(
+            f"cannot use assessor.{key}: assessors of your own are not in this version yet; "
+            "remove it and write builtinAssessorName: Medianstop"
         )
 
 
@@ -195,8 +244,8 @@ class ExperimentV1(Schema):
     )
     log_collection: Literal["none", "http"] = must_be("none or http", "none", "none")
     tuner: TunerV1 | None = must_be("a mapping", "{builtinTunerName: TPE}", None)
-    assessor: Any = None
-    advisor: Any = None
+    assessor: AssessorV1 | None = must_be("a mapping", "{builtinAssessorName: Medianstop}", None)
+    advisor: AdvisorV1 | None = must_be("a mapping", "{builtinAdvisorName: Hyperband}", None)
     # NNI has none of these three: its reuse mode leaves after 600 s, whatever the file says.
     reuse_idle_timeout: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
         "a whole number and one of s, m, h, d", "10m", None
@@ -241,15 +290,6 @@ class ExperimentV1(Schema):
                 f"cannot use {key}: true: NNI deprecated it and nothing here does it; remove the key"
             )
         return asked
-
-    @field_validator("advisor", "assessor")
-    @classmethod
-    def _is_absent(cls, value: Any, info: ValidationInfo) -> None:
-        if value is not None:
-            way_out = {"advisor": "use a tuner, TPE or Random", "assessor": "remove it"}[
-                info.field_name or ""
-            ]
-            raise refusal(f"cannot use {info.field_name}: there is none in this version yet; {way_out}")
 
 
 class LocalExperimentV1(ExperimentV1):

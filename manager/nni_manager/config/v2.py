@@ -44,8 +44,12 @@ _EVERYWHERE = _places(
         "tuner.classArgs": "tuner.classArgs",
         "tuner.className": "tuner.className",
         "tuner.codeDirectory": "tuner.codeDir",
-        "assessor": "assessor",
-        "advisor": "advisor",
+        "assessor.name": "assessor.builtinAssessorName",
+        "assessor.classArgs": "assessor.classArgs",
+        "assessor.className": "assessor.className",
+        "assessor.codeDirectory": "assessor.codeDir",
+        "advisor.name": "advisor.builtinAdvisorName",
+        "advisor.classArgs": "advisor.classArgs",
         "trainingService.platform": "trainingServicePlatform",
         "reuseIdleTimeout": "reuseIdleTimeout",
         "maxTrialsPerJob": "maxTrialsPerJob",
@@ -77,7 +81,7 @@ _OPENPAI = _places(
     }
 )
 _PLATFORM = {"openpai": "pai"}
-_SECTIONS = ("tuner", "trainingService")
+_SECTIONS = ("tuner", "advisor", "assessor", "trainingService")
 _NOT_YET = {
     "maxTrialDuration": "trials end by themselves or with the experiment",
     "sharedStorage": "name the storage where the training service has it",

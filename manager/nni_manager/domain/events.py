@@ -170,6 +170,15 @@ class TrialStopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialRefused:
+    """The assessor has seen enough of a trial's attempt: it is not worth going on."""
+
+    trial_id: str
+    attempt: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExperimentStopAsked:
     """Somebody wants the experiment to end."""
 
@@ -201,6 +210,7 @@ Event = (
     | KeeperFound
     | UsageReported
     | TrialStopAsked
+    | TrialRefused
     | ExperimentStopAsked
     | TimePassed
 )
@@ -221,6 +231,24 @@ class TellTuner:
 
     sequence_id: int
     value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskAssessor:
+    """Ask whether a trial may go on that has reported these intermediate results as well, in this attempt."""
+
+    trial_id: str
+    sequence_id: int
+    attempt: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellAssessor:
+    """A trial is final."""
+
+    sequence_id: int
+    has_succeeded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +349,8 @@ class Finish:
 Effect = (
     AskTuner
     | TellTuner
+    | AskAssessor
+    | TellAssessor
     | SaveTrial
     | SaveExperiment
     | SaveJob

@@ -6,6 +6,8 @@ is free when the trial has its final state, which is when every byte it wrote is
 tuner ends the asking, not the trials; the experiment is DONE when the last of them is final. Nothing here looks at all
 trials, so the ten-thousandth costs what the tenth did.
 
+An assessor, if there is one, hears the numbers of intermediate results and may refuse a trial, which is then stopped early.
+
 With reuse and a tuner that does not learn, trials that are short are asked for ahead: each busy job gets one more, which its
 keeper begins by itself, so that no trial waits for a word from here.
 
@@ -20,6 +22,7 @@ from enum import Enum
 
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.events import (
+    AskAssessor,
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
@@ -52,8 +55,10 @@ from nni_manager.domain.events import (
     SubmitJob,
     TakeRest,
     TaskReported,
+    TellAssessor,
     TellTuner,
     TimePassed,
+    TrialRefused,
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
@@ -175,6 +180,10 @@ class Experiment:
     completion: Completion = field(default_factory=Completion)
     looks_ahead: bool = False
     """Whether parameters may be asked for before earlier results are known: the tuner does not learn from them."""
+    is_assessed: bool = False
+    """Whether an assessor hears intermediate results, and may stop trials early."""
+    learns_from_early_stopped: bool = False
+    """Whether the last intermediate result of a trial that was stopped early is the tuner's to learn from."""
     state: ExperimentState = ExperimentState.INITIALIZED
     error: str = ""
     active_s: float = 0.0
@@ -217,6 +226,14 @@ class Experiment:
     def best(self) -> Trial | None:
         """The best trial that succeeded; of equals, the first."""
         return self.top[0] if self.top else None
+
+    def lesson_of(self, trial: Trial) -> float | None:
+        """What the tuner learns from a trial that is over; None: nothing."""
+        if trial.state is TrialState.SUCCEEDED:
+            return trial.value
+        if trial.state is TrialState.EARLY_STOPPED and self.learns_from_early_stopped:
+            return trial.value if trial.value is not None else reward(trial.intermediate or "")
+        return None
 
     @property
     def trials_with_jobs(self) -> list[Trial]:
@@ -298,6 +315,8 @@ class Experiment:
                 return self._note_found(event.job_id)
             case TrialStopAsked():
                 return self._stop_trial(event.trial_id, event.reason, event.at_s, now_s)
+            case TrialRefused():
+                return self._stop_early(event, now_s)
             case ExperimentStopAsked():
                 return self._stop_all(event.at_s, now_s)
             case Begun():
@@ -380,15 +399,21 @@ class Experiment:
         if trial.state.is_final or not trial.counts(event.key) or trial.reporter != event.key.task:
             return []
         has_news = False
+        numbers: list[float] = []
         for is_final, value in event.records:
             if not is_final:
                 trial.intermediate = value if len(value) <= LONGEST_SHOWN_CHARACTERS else None
                 trial.intermediate_count += 1
+                if self.is_assessed and (number := reward(value)) is not None:
+                    numbers.append(number)
             elif trial.final is None:  # a second final result is kept as a row, but the first one counts
                 trial.final = value
                 trial.value = reward(value)
                 has_news = True
-        return [SaveTrial(trial)] if has_news else []
+        effects: list[Effect] = [SaveTrial(trial)] if has_news else []
+        if numbers:
+            effects.append(AskAssessor(trial.trial_id, trial.sequence_id, event.key.attempt, tuple(numbers)))
+        return effects
 
     def _note_usage(self, usage: Usage) -> list[Effect]:
         trial = self.trials[usage.key.trial_id]
@@ -573,8 +598,9 @@ class Experiment:
         elif (job := self.jobs.live.get(trial.job_id)) is not None:
             self.silence.broken(job.job_id)
             self.jobs.dismiss(job)  # its keeper ends by itself
-        value = trial.value if trial.state is TrialState.SUCCEEDED else None
-        effects: list[Effect] = [SaveTrial(trial), TellTuner(trial.sequence_id, value)]
+        effects: list[Effect] = [SaveTrial(trial), TellTuner(trial.sequence_id, self.lesson_of(trial))]
+        if self.is_assessed:
+            effects.append(TellAssessor(trial.sequence_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.keeper_has_matched:
             # Every other job would fail in the same way.
             effects += self._fail(trial.message, now_s)
@@ -610,6 +636,11 @@ class Experiment:
             lost = self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
             return [*lost, RecallTrial(trial, reason)]
         return [SaveTrial(trial), CancelTrial(trial, reason)]
+
+    def _stop_early(self, event: TrialRefused, now_s: float) -> list[Effect]:
+        if self.trials[event.trial_id].attempt != event.attempt:
+            return []  # it has begun anew meanwhile
+        return self._stop_trial(event.trial_id, ExitReason.EARLY_STOPPED, event.at_s, now_s)
 
     def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
         effects = self._move(ExperimentEvent.STOP_ASKED, now_s)

@@ -8,13 +8,15 @@ import string
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 from nni_manager.clock import steady_s
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.events import (
+    AskAssessor,
     AskTuner,
     AttemptLost,
     AttemptStarted,
@@ -38,8 +40,10 @@ from nni_manager.domain.events import (
     SaveUsage,
     SubmitJob,
     TakeRest,
+    TellAssessor,
     TellTuner,
     TimePassed,
+    TrialRefused,
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
@@ -66,6 +70,7 @@ from nni_manager.store.store import (
     UsageRow,
 )
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.tuner.assessment import Assessment, PastCourse
 from nni_manager.tuner.base import PastTrial, Tuner
 from trial_keeper import __version__
 from trial_keeper.exit_codes import known
@@ -102,6 +107,7 @@ class Engine:
         folder: ExperimentFolder,
         make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
         tuner: Tuner,
+        assessment: Assessment | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -142,6 +148,8 @@ class Engine:
         )
         self._tuner = tuner
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
+        self._assessment = assessment
+        self._assessor_thread = ThreadPoolExecutor(1, thread_name_prefix="assessor")
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
@@ -172,7 +180,31 @@ class Engine:
         self.experiment.restore(trials)
         self.experiment.restore_jobs(*self.reader.jobs())
         if trials:
-            await self._in_tuner_thread(self._tuner.restore, [_past(trial) for trial in trials])
+            await self._in_tuner_thread(self._tuner.restore, [self._past(trial) for trial in trials])
+            await self._restore_assessment(trials)
+
+    def _past(self, trial: Trial) -> PastTrial:
+        value = self.experiment.lesson_of(trial)
+        return PastTrial(trial.sequence_id, trial.parameters, trial.memo, value, trial.state.is_final)
+
+    async def _restore_assessment(self, trials: Sequence[Trial]) -> None:
+        if self._assessment is None:
+            return
+        courses: dict[str, list[float]] = {}
+        for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
+            if (number := reward(row.value)) is not None:
+                courses.setdefault(row.trial_id, []).append(number)
+        past = [
+            PastCourse(
+                trial.sequence_id,
+                trial.attempt or 0,
+                courses.get(trial.trial_id, []),
+                trial.state is TrialState.SUCCEEDED if trial.state.is_final else None,
+            )
+            for trial in trials
+        ]
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._assessor_thread, self._assessment.restore, past)
 
     def _restore_results(self, trial: Trial) -> None:
         """The rows are stored before the trial's own: a manager that died in between knew of results that its record lacks."""
@@ -247,6 +279,7 @@ class Engine:
             self._save_experiment()
             await self.commits.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
+        self._assessor_thread.shutdown(wait=False, cancel_futures=True)
         self.mount_road.threads.close()
         self.reader.close()
 
@@ -318,6 +351,10 @@ class Engine:
                 self._spawn(self._ask(effect.sequence_id))
             case TellTuner():
                 self._spawn(self._tell(effect.sequence_id, effect.value))
+            case AskAssessor():
+                self._spawn(self._assess(effect))
+            case TellAssessor():
+                self._spawn(self._tell_assessor(effect))
             case SaveJob():
                 if effect.is_over:
                     self.keepers.roads.forget(effect.job.job_id)
@@ -410,12 +447,41 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
 
+    async def _assess(self, effect: AskAssessor) -> None:
+        may_go_on = await self._in_assessor_thread(
+            lambda assessment: assessment.hear(effect.sequence_id, effect.attempt, effect.values)
+        )
+        if may_go_on is False:
+            log.info("trial %s: the assessor stops it", effect.trial_id)
+            self.post(TrialRefused(effect.trial_id, effect.attempt, time.time()))
+
+    async def _tell_assessor(self, effect: TellAssessor) -> None:
+        await self._in_assessor_thread(
+            lambda assessment: assessment.end(effect.sequence_id, has_succeeded=effect.has_succeeded)
+        )
+
+    async def _in_assessor_thread(self, use: Callable[[Assessment], bool | None]) -> bool | None:
+        """What the assessor answers; None when it failed, or there is none."""
+        if self._assessment is None:
+            return None
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._assessor_thread, use, self._assessment
+            )
+        except Exception as error:  # noqa: BLE001 - as of a tuner
+            name = "" if self.config.assessor is None else self.config.assessor.name
+            self._note_failure("assessor", name, error)
+            return None
+
     def _note_tuner_failure(self, error: Exception, *, was_asked: bool) -> None:
+        self._note_failure("tuner", self.config.tuner.name, error, was_asked=was_asked)
+
+    def _note_failure(self, what: str, name: str, error: Exception, *, was_asked: bool = False) -> None:
         text = "".join(traceback.format_exception(error))
-        log.error("the tuner failed:\n%s", text)
+        log.error("the %s failed:\n%s", what, text)
         self.post(
             TunerFailed(
-                f"the tuner {self.config.tuner.name} failed and is asked no more; what it raised follows. "
+                f"the {what} {name} failed, and no more trials are begun; what it raised follows. "
                 f"Mend it, then go on with `nnictl resume {self.experiment.experiment_id}`.\n{text}",
                 was_asked,
             )
@@ -734,8 +800,3 @@ class Engine:
 def _runs_in(job: Job, trial: Trial) -> bool:
     """Whether the job is still to run the trial, or runs it: a job that is gone has it no more."""
     return trial.trial_id in job.trial_ids and trial.job_id == job.job_id and not trial.state.is_final
-
-
-def _past(trial: Trial) -> PastTrial:
-    value = trial.value if trial.state is TrialState.SUCCEEDED else None
-    return PastTrial(trial.sequence_id, trial.parameters, trial.memo, value, trial.state.is_final)

@@ -16,6 +16,8 @@ def experiment_of(stored: StoredExperiment, config: ExperimentConfig) -> Experim
         Limits(config.trial_concurrency, config.max_trial_number, config.max_exec_duration_s),
         maximize=config.tuner.optimize_mode == "maximize",
         reuses_jobs=config.reuse.is_on,
+        is_assessed=config.assessor is not None,
+        learns_from_early_stopped=config.tuner.include_intermediate_results,
         state=stored.state,
         error=stored.error,
         active_s=stored.active_s,

@@ -1,12 +1,14 @@
-"""Tuners whose mathematics is Optuna's: TPE and Random.
+"""Tuners over a study of Optuna's, with its samplers or with ours.
 
 What Optuna samples and learns from is the raw draw of each hyper-parameter, from a plain distribution of its own:
-the index of a choice, a whole number, a float in a range, or, for the normal family, a probability. `_Sampling` maps
+the index of a choice, a whole number, a float in a range, or, for the normal family, a probability. `Sampling` maps
 draws to what the user's space means: quantised, clipped, or through the inverse of the normal distribution, so each
 type is exactly distributed and TPE models a draw before it is rounded. The draws are the memo.
 
 Each trial draws from a random generator of its own, seeded from the tuner's seed and the trial's key. A tuner
 rebuilt after a restart therefore proposes what the one before it would have, and never replays its first draws.
+What a sampler notes on a trial or on the study (generations, a covariance matrix) is in the memo of the trial for which
+it did.
 
 Source: Optuna 5 ask-and-tell interface.
 """
@@ -14,11 +16,13 @@ Source: Optuna 5 ask-and-tell interface.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeAlias
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -43,48 +47,58 @@ from nni_manager.config.search_space import (
 )
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
+from nni_manager.tuner.optuna_log import quieten
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Cuts beyond 8.2 sigma.
 _PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
 
-# A line per trial is the manager's to write. Warnings reach the manager's log, not Optuna's own handler on stderr.
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-optuna.logging.disable_default_handler()
-optuna.logging.enable_propagation()
+quieten()
 
 
-class _Tpe(optuna.samplers.TPESampler):
-    """TPE that is told which parameters every trial has, instead of finding out from all past trials each time."""
+# Beside the draws in a memo, whose names are JSON pointers and so begin with a slash.
+_NOTED_ON_TRIAL = "noted on the trial"
+_NOTED_ON_STUDY = "noted on the study"
+_NOTES = (_NOTED_ON_TRIAL, _NOTED_ON_STUDY)
+# For processes that share a study and see a trial before its draws are stored.
+_DRAWS_OF_TPE = "tpe:relative_params"
 
-    def __init__(self, seed: int, always_there: Mapping[str, BaseDistribution]) -> None:
-        # Trials that still run count as bad ones, or concurrent trials would be sent to the same place.
-        super().__init__(seed=seed, constant_liar=True, multivariate=True)
-        self._always_there = {name: each for name, each in always_there.items() if not each.single()}
 
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """The parameters to be sampled together; those of nested choices are sampled one by one."""
-        return dict(self._always_there)
+@dataclass(frozen=True, slots=True)
+class SamplerSeeds:
+    """Where the random numbers of a trial's sampler come from: `experiment` for what all trials share."""
+
+    experiment: int
+    trial: int
+
+
+MakeSampler: TypeAlias = Callable[[SamplerSeeds, Mapping[str, BaseDistribution]], optuna.samplers.BaseSampler]
+"""Makes the sampler of one trial; beside the seeds it is given the hyper-parameters that every trial has."""
 
 
 class OptunaTuner(Tuner):
-    """A tuner over one Optuna study in memory. Random costs the same each time; TPE's cost grows with the trials."""
+    """A tuner over one Optuna study in memory, whose trials a sampler made anew for each of them may look at."""
 
     def __init__(
         self,
         space: SearchSpace,
         optimize_mode: OptimizeMode,
         seed: int | None,
-        sampler_for_seed: Callable[[int, Mapping[str, BaseDistribution]], optuna.samplers.BaseSampler],
+        make_sampler: MakeSampler,
+        *,
+        learns: bool = True,
     ) -> None:
-        """`seed` None draws one; `sampler_for_seed` makes the sampler of one trial."""
-        self._sampling = _Sampling(space)
+        """`seed` None draws one; `make_sampler` makes the sampler of one trial."""
+        self.learns = learns
+        self._sampling = Sampling(space)
         self._seed = secrets.randbits(32) if seed is None else seed
-        self._sampler_for_seed = sampler_for_seed
+        self._make_sampler = make_sampler
+        self._storage = optuna.storages.InMemoryStorage()
         self._study = optuna.create_study(
-            direction=optimize_mode, sampler=self._sampler_for_seed(0, self._sampling.always_there)
+            storage=self._storage,
+            direction=optimize_mode,
+            sampler=make_sampler(SamplerSeeds(self._seed, 0), self._sampling.always_there),
         )
+        self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
         self._number_of: dict[int, int] = {}  # of the trial in the study
         self._running: set[int] = set()
 
@@ -92,14 +106,28 @@ class OptunaTuner(Tuner):
         """See `Tuner.ask`; never exhausted, a space of one point gives that point again."""
         if trial_key in self._number_of:
             raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
-        self._study.sampler = self._sampler_for_seed(
-            _seed_of_trial(self._seed, trial_key), self._sampling.always_there
-        )
+        seeds = SamplerSeeds(self._seed, seed_of_trial(self._seed, trial_key))
+        self._study.sampler = self._make_sampler(seeds, self._sampling.always_there)
+        noted_before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
         parameters = self._sampling.sample(lambda name, distribution: _draw(trial, name, distribution))
         self._number_of[trial_key] = trial.number
         self._running.add(trial_key)
-        return Suggestion(parameters, dict(trial.params))
+        # Of a storage's only study, a trial's number is its id as well.
+        on_trial = self._storage.get_trial(trial.number).system_attrs
+        on_study = self._storage.get_study_system_attrs(self._study_id)
+        noted = {
+            _NOTED_ON_TRIAL: {
+                name: value for name, value in on_trial.items() if not name.startswith(_DRAWS_OF_TPE)
+            },
+            _NOTED_ON_STUDY: {
+                name: value
+                for name, value in on_study.items()
+                if name not in noted_before or noted_before[name] != value
+            },
+        }
+        notes = {name: json.dumps(attributes) for name, attributes in noted.items() if attributes}
+        return Suggestion(parameters, {**trial.params, **notes})
 
     def tell(self, trial_key: int, value: float | None) -> None:
         """See `Tuner.tell`."""
@@ -121,7 +149,10 @@ class OptunaTuner(Tuner):
         if self._number_of:
             raise Bug("cannot rebuild a tuner that is in use; please report this")
         trials = list(trials)
-        self._study.add_trials(self._frozen(trial) for trial in trials)
+        for trial in trials:
+            self._study.add_trial(self._frozen(trial))
+            for name, value in _noted(trial, _NOTED_ON_STUDY).items():
+                self._storage.set_study_system_attr(self._study_id, name, value)
         self._number_of = {trial.key: number for number, trial in enumerate(trials)}
         self._running = {trial.key for trial in trials if not trial.ended}
 
@@ -139,7 +170,13 @@ class OptunaTuner(Tuner):
 
         try:
             self._sampling.sample(recall)
-            return optuna.create_trial(state=state, value=value, params=dict(trial.memo), distributions=used)
+            return optuna.create_trial(
+                state=state,
+                value=value,
+                params={name: drawn for name, drawn in trial.memo.items() if name not in _NOTES},
+                distributions=used,
+                system_attrs=_noted(trial, _NOTED_ON_TRIAL),
+            )
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise Bug(
                 f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; "
@@ -147,22 +184,16 @@ class OptunaTuner(Tuner):
             ) from error
 
 
-def tpe(space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> OptunaTuner:
-    """Tree-structured Parzen estimator; the first ten trials are random."""
-    return OptunaTuner(space, optimize_mode, seed, _Tpe)
+def _noted(trial: PastTrial, name: str) -> dict[str, Any]:
+    attributes: dict[str, Any] = json.loads(str(trial.memo.get(name, "{}")))
+    return attributes
 
 
-def random(space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> OptunaTuner:
-    """Independent draws, whatever the results."""
-    tuner = OptunaTuner(space, optimize_mode, seed, lambda seed, _: optuna.samplers.RandomSampler(seed=seed))
-    tuner.learns = False
-    return tuner
-
-
-class _Sampling:
+class Sampling:
     """How draws become parameters. A hyper-parameter's distribution is named by its JSON pointer in the space."""
 
     def __init__(self, space: SearchSpace) -> None:
+        """`always_there` are the distributions of those that are in no nested choice."""
         self._space = space
         self._distributions: dict[str, BaseDistribution] = {}
         self._collect(space, "")
@@ -251,7 +282,7 @@ def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
             return float(drawn)
 
 
-def _seed_of_trial(seed: int, trial_key: int) -> int:
+def seed_of_trial(seed: int, trial_key: int) -> int:
     """A 32-bit seed, another one for each of 2**32 keys in a row, and far from its neighbours'.
 
     A hash of 32 bits would by chance repeat itself among ten thousand trials; this mixing is one to one.

@@ -2,13 +2,99 @@
 
 from __future__ import annotations
 
-from nni_manager.config.model import ExperimentConfig
-from nni_manager.tuner import optuna_backed
-from nni_manager.tuner.base import Tuner
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
-TUNERS = {"TPE": optuna_backed.tpe, "Random": optuna_backed.random}
+import optuna
+
+from nni_manager.config.algorithms import CLASS_ARGS
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.search_space import SearchSpace
+from nni_manager.tuner.base import Tuner
+from nni_manager.tuner.enumerating import Batch, EnumeratingTuner, Grid
+from nni_manager.tuner.hyperband import Hyperband
+from nni_manager.tuner.optuna_backed import OptunaTuner, SamplerSeeds
+from nni_manager.tuner.samplers import Anneal, Evolution, Qmc, Space, Tpe, without_single
+from nni_manager.tuner.surrogates import Forest, GaussianProcess, Metis
+
+# Of the class that CLASS_ARGS has for the tuner's name.
+_Args: TypeAlias = Any
+_MakeTuner: TypeAlias = Callable[[SearchSpace, _Args], Tuner]
+
+
+class _CmaEs(optuna.samplers.CmaEsSampler):
+    """CMA-ES that is told its space; choices are not in it, which it draws at random."""
+
+    def __init__(self, seeds: SamplerSeeds, always_there: Space, args: _Args) -> None:
+        super().__init__(
+            seed=seeds.trial,
+            independent_sampler=optuna.samplers.RandomSampler(seed=seeds.trial),
+            warn_independent_sampling=False,
+            sigma0=args.sigma0,
+            n_startup_trials=args.n_startup_trials,
+            popsize=args.popsize,
+        )
+        numbers = {
+            name: each
+            for name, each in without_single(always_there).items()
+            if not isinstance(each, optuna.distributions.CategoricalDistribution)
+        }
+        # Of one dimension there is no covariance.
+        self._always_there = numbers if len(numbers) > 1 else {}
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: optuna.trial.FrozenTrial
+    ) -> dict[str, optuna.distributions.BaseDistribution]:
+        return dict(self._always_there)
+
+
+def _nsga_ii(seeds: SamplerSeeds, _: Space, args: _Args) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.NSGAIISampler(
+        seed=seeds.trial,
+        population_size=args.population_size,
+        mutation_prob=args.mutation_prob,
+        crossover_prob=args.crossover_prob,
+        swapping_prob=args.swapping_prob,
+    )
+
+
+def _over_a_study(
+    make_sampler: Callable[[SamplerSeeds, Space, _Args], optuna.samplers.BaseSampler], *, learns: bool = True
+) -> _MakeTuner:
+    def make(space: SearchSpace, args: _Args) -> Tuner:
+        return OptunaTuner(
+            space,
+            args.optimize_mode,
+            args.seed,
+            lambda seeds, always_there: make_sampler(seeds, always_there, args),
+            learns=learns,
+        )
+
+    return make
+
+
+TUNERS: dict[str, _MakeTuner] = {
+    "TPE": _over_a_study(lambda seeds, space, args: Tpe(seeds, space)),
+    "Random": _over_a_study(
+        lambda seeds, space, args: optuna.samplers.RandomSampler(seed=seeds.trial), learns=False
+    ),
+    "Anneal": _over_a_study(lambda seeds, space, args: Anneal(seeds)),
+    "Evolution": _over_a_study(lambda seeds, space, args: Evolution(seeds, args.population_size)),
+    "BatchTuner": lambda space, args: EnumeratingTuner(Batch(space)),
+    "GridSearch": lambda space, args: EnumeratingTuner(Grid(space)),
+    "Hyperband": Hyperband,
+    "GPTuner": _over_a_study(GaussianProcess),
+    "MetisTuner": _over_a_study(Metis),
+    "SMAC": _over_a_study(Forest),
+    "CmaEs": _over_a_study(_CmaEs),
+    "NSGAII": _over_a_study(_nsga_ii),
+    "QMC": _over_a_study(
+        lambda seeds, space, args: Qmc(seeds, space, args.qmc_type, args.scramble), learns=False
+    ),
+}
 
 
 def make_tuner(config: ExperimentConfig) -> Tuner:
     """A fresh tuner over the experiment's search space; `restore` makes it know earlier trials."""
-    return TUNERS[config.tuner.name](config.search_space, config.tuner.optimize_mode, config.tuner.seed)
+    args = CLASS_ARGS[config.tuner.name].model_validate(config.tuner.class_args)
+    return TUNERS[config.tuner.name](config.search_space, args)

@@ -1,0 +1,224 @@
+"""Samplers of ours for Optuna's studies, and Optuna's own as an experiment uses them.
+
+Each is made for one trial, with seeds of its own, and looks at nothing but the trials of the study: so it is the same
+after a restart. Those that learn sample a hyper-parameter's raw draw, see `optuna_backed`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from nni_manager.errors import Bug
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+    from nni_manager.tuner.optuna_backed import SamplerSeeds
+
+Space = Mapping[str, BaseDistribution]
+
+
+class Tpe(optuna.samplers.TPESampler):
+    """TPE that is told which parameters every trial has, instead of finding out from all past trials each time."""
+
+    def __init__(self, seeds: SamplerSeeds, always_there: Space) -> None:
+        """See `MakeSampler`."""
+        # Trials that still run count as bad ones, or concurrent trials would be sent to the same place.
+        super().__init__(seed=seeds.trial, constant_liar=True, multivariate=True)
+        self._always_there = without_single(always_there)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The parameters to be sampled together; those of nested choices are sampled one by one."""
+        return dict(self._always_there)
+
+
+class LearningSampler(optuna.samplers.BaseSampler):
+    """The base of samplers of ours: random numbers of the trial's own, and what the study's trials have come to."""
+
+    def __init__(self, seeds: SamplerSeeds) -> None:
+        """Draws from a generator of the trial's seed."""
+        self.random = Random(seeds.trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Nothing is sampled together, unless a sampler says so."""
+        return {}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Nothing is sampled together, unless a sampler says so."""
+        return {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """A random draw, unless a sampler knows better."""
+        return from_unit(param_distribution, self.random.random())
+
+
+class Anneal(LearningSampler):
+    """Draws near one of the best trials, the nearer the more trials there are.
+
+    Which one is geometric: the best most of the time. A neighbourhood is the whole range, divided by 1 + T/10 after T trials.
+    Source: hyperopt's anneal, which NNI's Anneal wraps.
+    """
+
+    _MEAN_RANK = 2.0
+    _SHRINKING = 0.1
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Looks at the past trials once for all hyper-parameters."""
+        self._ranked = best_first(study)
+        return {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """A draw near that of a good trial that has this hyper-parameter."""
+        seen = [past for past in self._ranked if param_name in past.params]
+        anywhere = self.random.random()
+        if not seen:
+            return from_unit(param_distribution, anywhere)
+        beyond = math.log(1 - self.random.random()) / math.log(1 - 1 / self._MEAN_RANK)
+        anchor = seen[min(int(beyond), len(seen) - 1)].params[param_name]
+        width = 1 / (1 + self._SHRINKING * len(seen))
+        if isinstance(param_distribution, CategoricalDistribution):
+            is_kept = self.random.random() >= width
+            return anchor if is_kept else from_unit(param_distribution, anywhere)
+        middle = to_unit(param_distribution, anchor)
+        low, high = max(0.0, middle - width / 2), min(1.0, middle + width / 2)
+        return from_unit(param_distribution, low + (high - low) * anywhere)
+
+
+class Evolution(LearningSampler):
+    """The better of two trials of the population has a child that differs in one hyper-parameter.
+
+    The population is the best trials so far; until there are as many as it has members, trials are random.
+    Source: E. Real et al., Large-Scale Evolution of Image Classifiers, 2017, as NNI's Evolution.
+    """
+
+    def __init__(self, seeds: SamplerSeeds, population_size: int) -> None:
+        """`population_size` is at least 2."""
+        super().__init__(seeds)
+        self._population_size = population_size
+        self._inherited: dict[str, Any] = {}
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Chooses the parent and what of it changes."""
+        population = best_first(study)[: self._population_size]
+        if len(population) == self._population_size:
+            first, second = self.random.sample(population, 2)
+            parent = min(first, second, key=lambda each: loss_of(study, each))
+            may_change = [name for name, each in parent.distributions.items() if not each.single()]
+            self._inherited = dict(parent.params)
+            if may_change:
+                del self._inherited[self.random.choice(may_change)]
+        return {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """The parent's draw, or a random one where it has none to pass on."""
+        if param_name in self._inherited:
+            return self._inherited[param_name]
+        return super().sample_independent(study, trial, param_name, param_distribution)
+
+
+class Qmc(LearningSampler):
+    """The next point of a sequence that fills the space evenly; nested hyper-parameters are random.
+
+    The sequence is that of `scipy.stats.qmc`, as in Optuna's QMCSampler; here choices take part in it.
+    """
+
+    def __init__(self, seeds: SamplerSeeds, always_there: Space, qmc_type: str, scramble: bool) -> None:
+        """All trials of an experiment share one sequence."""
+        super().__init__(seeds)
+        self._always_there = without_single(always_there)
+        self._seed, self._type, self._scramble = seeds.experiment, qmc_type, scramble
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The hyper-parameters that every trial has."""
+        return dict(self._always_there)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The point of this trial's number."""
+        if not search_space:
+            return {}
+        from scipy.stats import qmc  # an extra
+
+        make = {"sobol": qmc.Sobol, "halton": qmc.Halton}[self._type]
+        sequence = make(len(search_space), scramble=self._scramble, rng=self._seed)
+        if trial.number:
+            sequence.fast_forward(trial.number)
+        (point,) = sequence.random(1)
+        return {
+            name: from_unit(each, float(unit))
+            for (name, each), unit in zip(search_space.items(), point, strict=True)
+        }
+
+
+def without_single(space: Space) -> dict[str, BaseDistribution]:
+    """Those hyper-parameters that can be varied."""
+    return {name: each for name, each in space.items() if not each.single()}
+
+
+def completed(study: Study) -> list[FrozenTrial]:
+    """The trials that have a value, in the order in which they were asked for; not to be changed."""
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+def loss_of(study: Study, trial: FrozenTrial) -> float:
+    """The value of a completed trial, less of which is better."""
+    value = float(trial.value or 0.0)
+    return -value if study.direction is StudyDirection.MAXIMIZE else value
+
+
+def best_first(study: Study) -> list[FrozenTrial]:
+    """The completed trials by value."""
+    return sorted(completed(study), key=lambda trial: loss_of(study, trial))
+
+
+def from_unit(distribution: BaseDistribution, unit: float) -> Any:
+    """The draw at this place, 0 to 1, of the distribution."""
+    unit = min(max(unit, 0.0), 1.0)
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return choices[min(int(unit * len(choices)), len(choices) - 1)]
+        case IntDistribution(low=low, high=high):
+            return min(low + int(unit * (high - low + 1)), high)
+        case FloatDistribution(low=low, high=high, log=True):
+            return min(max(math.exp(_between(math.log(low), math.log(high), unit)), low), high)
+        case FloatDistribution(low=low, high=high):
+            return min(max(_between(low, high, unit), low), high)
+        case _:
+            raise Bug(f"cannot draw from {distribution}; please report this")
+
+
+def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
+    """The place, 0 to 1, of a draw in the distribution; the middle of its share for what is counted."""
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return (choices.index(drawn) + 0.5) / len(choices)
+        case IntDistribution(low=low, high=high):
+            return float((drawn - low + 0.5) / (high - low + 1))
+        case FloatDistribution(low=low, high=high, log=True):
+            low, high, drawn = math.log(low), math.log(high), math.log(drawn)
+            return float((drawn - low) / (high - low)) if high > low else 0.5
+        case FloatDistribution(low=low, high=high):
+            return float((drawn - low) / (high - low)) if high > low else 0.5
+        case _:
+            raise Bug(f"cannot place a draw in {distribution}; please report this")
+
+
+def _between(low: float, high: float, unit: float) -> float:
+    return low + (high - low) * unit

@@ -1,0 +1,297 @@
+"""Samplers that fit a model to past results and propose where it promises most: GPTuner, MetisTuner and SMAC.
+
+The model sees each hyper-parameter as a place from 0 to 1, a choice as one number per option, 1 for the one that is taken.
+A trial that still runs counts as one of middling value, so that concurrent trials are not sent to the same place. Nested
+hyper-parameters are drawn at random: the model is of those that every trial has.
+
+Source: J. Snoek et al., Practical Bayesian Optimization of Machine Learning Algorithms, 2012; F. Hutter et al., Sequential
+Model-Based Optimization for General Algorithm Configuration, 2011.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from nni_manager.config.algorithms import GpArgs, MetisArgs, SmacArgs
+from nni_manager.tuner.samplers import (
+    LearningSampler,
+    Space,
+    best_first,
+    completed,
+    from_unit,
+    loss_of,
+    to_unit,
+    without_single,
+)
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+    from nni_manager.tuner.optuna_backed import SamplerSeeds
+
+Floats: TypeAlias = NDArray[np.float64]
+
+# The cost of a model grows with the cube of what it is fitted to: this many take a fraction of a second.
+MOST_TRIALS = 200
+# How far from a good candidate its neighbours are looked for, in turn.
+_STEPS = (0.1, 0.03, 0.01)
+_LENGTH_SCALES = np.geomspace(0.05, 5.0, 7)
+_NOISES = (0.0, 1e-3, 1e-1)
+
+
+class ModelSampler(LearningSampler):
+    """Random at first; then the best of many candidates, and of their neighbours, by a model's word."""
+
+    repeats: bool = True
+    """Whether the same draws may be proposed again."""
+
+    def __init__(
+        self,
+        seeds: SamplerSeeds,
+        always_there: Space,
+        *,
+        cold_start: int,
+        candidates: int,
+        starting_points: int,
+    ) -> None:
+        """`candidates` are drawn at random; the neighbours of `starting_points` of them are looked at."""
+        super().__init__(seeds)
+        self._space = without_single(always_there)
+        self._cold_start = cold_start
+        self._candidates = candidates
+        self._starting_points = min(starting_points, candidates)
+        self.numbers = np.random.Generator(np.random.PCG64(seeds.trial))
+
+    @abstractmethod
+    def fit(self, points: Floats, losses: Floats) -> None:
+        """Learn that these points, a row each, had these losses; which have mean 0 and deviation 1."""
+
+    @abstractmethod
+    def promise(self, points: Floats) -> Floats:
+        """How good it is to try each of the points; more is better."""
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The hyper-parameters that every trial has, once there is something to learn from."""
+        return dict(self._space) if len(completed(study)) >= self._cold_start else {}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The most promising of the candidates."""
+        if not search_space:
+            return {}
+        past = completed(study)
+        if len(past) > MOST_TRIALS:
+            past = [*best_first(study)[: MOST_TRIALS // 2], *past[-MOST_TRIALS // 2 :]]
+        running = [
+            each
+            for each in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if self._space.keys() <= each.params.keys()
+        ][-MOST_TRIALS:]
+        losses = _standardised([loss_of(study, each) for each in past])
+        places = np.array([self._places(each) for each in (*past, *running)])
+        self.fit(self._features(places), np.concatenate([losses, np.zeros(len(running))]))
+        places = self._search(places[: len(past)][np.argsort(losses, kind="stable")])
+        if self.repeats:
+            return self._draws(places[0])
+        return self._first_new(places, (*past, *running)) or self._draws(places[0])
+
+    def _first_new(self, places: Floats, known: Sequence[FrozenTrial]) -> dict[str, Any] | None:
+        tried = {tuple(each.params[name] for name in self._space) for each in known}
+        # Of few values, the most promising are soon all tried.
+        others = self.numbers.random((self._candidates, len(self._space)))
+        for place in (*places, *others[np.argsort(-self.promise(self._features(others)), kind="stable")]):
+            draws = self._draws(place)
+            if tuple(draws.values()) not in tried:
+                return draws
+        return None
+
+    def _search(self, best_places: Floats) -> Floats:
+        """Candidates, the most promising first."""
+        width = len(self._space)
+        pool = np.vstack([self.numbers.random((self._candidates, width)), best_places[:10]])
+        pool = self._most_promising(pool)
+        for step in _STEPS:
+            moves = self.numbers.normal(scale=step, size=pool.shape)
+            # Half of the coordinates stay, so that a choice can be kept while a number moves.
+            moves *= self.numbers.random(pool.shape) < 0.5
+            pool = self._most_promising(np.vstack([pool, np.clip(pool + moves, 0.0, 1.0)]))
+        return pool
+
+    def _most_promising(self, pool: Floats) -> Floats:
+        order = np.argsort(-self.promise(self._features(pool)), kind="stable")
+        return pool[order[: self._starting_points]]
+
+    def _places(self, trial: FrozenTrial) -> list[float]:
+        return [to_unit(each, trial.params[name]) for name, each in self._space.items()]
+
+    def _draws(self, place: Floats) -> dict[str, Any]:
+        return {
+            name: from_unit(each, float(unit))
+            for (name, each), unit in zip(self._space.items(), place, strict=True)
+        }
+
+    def _features(self, places: Floats) -> Floats:
+        columns: list[Floats] = []
+        for column, each in zip(places.T, self._space.values(), strict=True):
+            if isinstance(each, CategoricalDistribution):
+                count = len(each.choices)
+                taken = np.minimum((column * count).astype(int), count - 1)
+                columns.append(np.eye(count)[taken] / math.sqrt(2))  # two options are 1 apart
+            elif isinstance(each, IntDistribution):
+                count = each.high - each.low + 1
+                cell = np.minimum(np.floor(column * count), count - 1)
+                columns.append(((cell + 0.5) / count)[:, None])
+            else:
+                columns.append(column[:, None])
+        return np.hstack(columns)
+
+
+class GaussianProcess(ModelSampler):
+    """A Gaussian process with a Matérn kernel; its length scale and noise are those under which the data is likeliest."""
+
+    def __init__(self, seeds: SamplerSeeds, always_there: Space, args: GpArgs) -> None:
+        """As the experiment file says."""
+        super().__init__(
+            seeds,
+            always_there,
+            cold_start=args.cold_start_num,
+            candidates=args.selection_num_warm_up,
+            starting_points=args.selection_num_starting_points,
+        )
+        self._utility: Literal["ei", "ucb", "poi"] = args.utility
+        self._kappa, self._xi = args.kappa, args.xi
+        self._nu, self._alpha = args.nu, args.alpha
+
+    def fit(self, points: Floats, losses: Floats) -> None:
+        """See `ModelSampler`."""
+        self._points, self._best = points, float(losses.min())
+        distances = _distances(points, points)
+        likeliest = -math.inf
+        for length_scale in _LENGTH_SCALES * math.sqrt(points.shape[1]):
+            kernel = _matern(distances / length_scale, self._nu)
+            for noise in _NOISES:
+                noisy = kernel + (self._alpha + noise) * np.eye(len(points))
+                try:
+                    root = np.linalg.cholesky(noisy)
+                except np.linalg.LinAlgError:
+                    continue  # too smooth for doubles; a shorter scale or more noise is not
+                inverse = np.linalg.inv(noisy)
+                scale = max(float(losses @ inverse @ losses) / len(losses), 1e-12)
+                likelihood = -0.5 * len(losses) * math.log(scale) - float(np.log(np.diag(root)).sum())
+                if likelihood > likeliest:
+                    likeliest = likelihood
+                    self._inverse, self._weights = inverse, inverse @ losses
+                    self._length_scale, self._scale = length_scale, scale
+
+    def predict(self, points: Floats) -> tuple[Floats, Floats]:
+        """Expected losses and their deviations."""
+        kernel = _matern(_distances(points, self._points) / self._length_scale, self._nu)
+        variances = 1 - np.einsum("ij,ij->i", kernel @ self._inverse, kernel)
+        return kernel @ self._weights, np.sqrt(self._scale * np.maximum(variances, 1e-12))
+
+    def promise(self, points: Floats) -> Floats:
+        """See `ModelSampler`."""
+        means, deviations = self.predict(points)
+        if self._utility == "ucb":
+            return self._kappa * deviations - means
+        if self._utility == "poi":
+            return _normal_share((self._best - means - self._xi) / deviations)
+        return expected_improvement(means, deviations, self._best - self._xi)
+
+
+class Metis(GaussianProcess):
+    """Where the process is best, or, most of the time, where it may improve most."""
+
+    def __init__(self, seeds: SamplerSeeds, always_there: Space, args: MetisArgs) -> None:
+        """As the experiment file says."""
+        super().__init__(
+            seeds,
+            always_there,
+            GpArgs(
+                cold_start_num=args.cold_start_num,
+                selection_num_starting_points=args.selection_num_starting_points,
+            ),
+        )
+        self._explores = self.random.random() < args.exploration_probability
+
+    def promise(self, points: Floats) -> Floats:
+        """See `ModelSampler`."""
+        return super().promise(points) if self._explores else -self.predict(points)[0]
+
+
+class Forest(ModelSampler):
+    """A random forest, whose trees disagree where little is known. One proposal in five is random.
+
+    scikit-learn's forest takes the place of SMAC's own.
+    """
+
+    _RANDOM_SHARE = 0.2
+
+    def __init__(self, seeds: SamplerSeeds, always_there: Space, args: SmacArgs) -> None:
+        """As the experiment file says."""
+        super().__init__(seeds, always_there, cold_start=10, candidates=5000, starting_points=100)
+        self.repeats = not args.config_dedup
+        self._seed = seeds.trial
+        self._is_random = self.random.random() < self._RANDOM_SHARE
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """See `ModelSampler`."""
+        return {} if self._is_random else super().infer_relative_search_space(study, trial)
+
+    def fit(self, points: Floats, losses: Floats) -> None:
+        """See `ModelSampler`."""
+        from sklearn.ensemble import RandomForestRegressor  # an extra
+
+        self._forest = RandomForestRegressor(
+            n_estimators=10, min_samples_split=3, max_features=5 / 6, random_state=self._seed
+        )
+        self._forest.fit(points, losses)
+        self._best = float(losses.min())
+
+    def promise(self, points: Floats) -> Floats:
+        """See `ModelSampler`."""
+        votes = np.array([tree.predict(points) for tree in self._forest.estimators_])
+        return expected_improvement(votes.mean(axis=0), np.maximum(votes.std(axis=0), 1e-6), self._best)
+
+
+def expected_improvement(means: Floats, deviations: Floats, best: float) -> Floats:
+    """How much below `best` a loss of these normal distributions is on average, nothing where it is above."""
+    margins = (best - means) / deviations
+    densities = np.exp(-0.5 * margins**2) / math.sqrt(2 * math.pi)
+    improvements: Floats = deviations * (margins * _normal_share(margins) + densities)
+    return improvements
+
+
+def _normal_share(margins: Floats) -> Floats:
+    return 0.5 * (1 + np.array([math.erf(margin / math.sqrt(2)) for margin in margins]))
+
+
+def _distances(points: Floats, others: Floats) -> Floats:
+    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * points @ others.T
+    distances: Floats = np.sqrt(np.maximum(squares, 0.0))
+    return distances
+
+
+def _matern(distances: Floats, nu: float) -> Floats:
+    scaled = math.sqrt(2 * nu) * distances
+    factor = {0.5: 1.0, 1.5: 1 + scaled, 2.5: 1 + scaled + scaled**2 / 3}[nu]
+    kernel: Floats = factor * np.exp(-scaled)
+    return kernel
+
+
+def _standardised(losses: Sequence[float]) -> Floats:
+    # First to at most 1: the square of a large float is larger than any.
+    values = np.array(losses) / max(1.0, *map(abs, losses))
+    values = values - values.mean()
+    deviation = float(values.std())
+    standardised: Floats = values / deviation if deviation > 1e-12 else values
+    return standardised

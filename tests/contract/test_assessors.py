@@ -1,0 +1,161 @@
+"""What every assessor must keep to, and what each of them is for."""
+
+import math
+
+import pytest
+
+from nni_manager.config.algorithms import ASSESSOR_ARGS
+from nni_manager.tuner.assessment import MOST_STEPS, Assessment, Assessor, PastCourse
+from nni_manager.tuner.assessors import ASSESSORS, forecast
+
+# As an experiment file may set them, for courses of twenty steps.
+NEEDED = {
+    "Curvefitting": {"epoch_num": 20},
+    "PercentilePruner": {"percentile": 50},
+    "HyperbandPruner": {"max_resource": 20},
+}
+GOOD = [0.8 + 0.005 * number for number in range(20)]
+LEARN_FROM_SUCCESS = ("Medianstop", "Curvefitting", "MedianPruner", "PercentilePruner")
+
+
+def make_of(name, optimize_mode="maximize", **class_args):
+    args = ASSESSOR_ARGS[name].model_validate({**NEEDED.get(name, {}), **class_args})
+    return Assessment(ASSESSORS[name](optimize_mode, args))
+
+
+def course(end):
+    """Twenty steps of a curve that ends near `end`."""
+    return [end * (1 - math.exp(-step / 4)) for step in range(1, 21)]
+
+
+def refused_at(assessment, key, values, attempt=0):
+    """The first step at which the trial may not go on; None when it may to the last. It is shown all of them."""
+    answers = [assessment.hear(key, attempt, (value,)) for value in values]
+    return answers.index(False) + 1 if False in answers else None
+
+
+def after_good_ones(assessment, sign=1, has_succeeded=True):
+    """Has seen twenty trials; the courses, as they would be stored."""
+    for key, end in enumerate(GOOD):
+        refused_at(assessment, key, course(sign * end))
+        assessment.end(key, has_succeeded=has_succeeded)
+    return [PastCourse(key, 0, course(sign * end), has_succeeded) for key, end in enumerate(GOOD)]
+
+
+@pytest.fixture(params=sorted(ASSESSORS))
+def an_assessment(request):
+    """Makes an assessment by each assessor."""
+    return lambda optimize_mode="maximize": make_of(request.param, optimize_mode)
+
+
+@pytest.mark.parametrize(("optimize_mode", "sign"), [("maximize", 1), ("minimize", -1)])
+def test_a_bad_trial_is_stopped_before_its_end_and_the_best_never(an_assessment, optimize_mode, sign):
+    assessment = an_assessment(optimize_mode)
+    after_good_ones(assessment, sign)
+    assert refused_at(assessment, 20, course(sign * 0.1)) is not None
+    assert refused_at(assessment, 21, course(sign * 1.0)) is None
+
+
+def test_the_first_trial_is_not_stopped(an_assessment):
+    assert refused_at(an_assessment(), 0, course(0.1)) is None
+
+
+def test_a_rebuilt_assessor_stops_where_the_first_would_have(an_assessment):
+    unbroken, rebuilt = an_assessment(), an_assessment()
+    past = after_good_ones(unbroken)
+    bad = course(0.1)
+    unbroken.hear(20, 0, bad[:1])
+    rebuilt.restore([*past, PastCourse(20, 0, bad[:1], None)])
+    assert refused_at(rebuilt, 20, bad[1:]) == refused_at(unbroken, 20, bad[1:])
+
+
+def test_a_new_attempt_begins_its_course_anew(an_assessment):
+    assessment = an_assessment()
+    after_good_ones(assessment)
+    assert refused_at(assessment, 20, course(1.0)) is None
+    assert refused_at(assessment, 20, course(0.1), attempt=1) is not None
+    assert refused_at(assessment, 20, course(1.1), attempt=2) is None
+    assessment.end(20, has_succeeded=True)
+
+
+def test_trials_without_a_result_or_with_very_large_ones_are_borne(an_assessment):
+    assessment = an_assessment()
+    for key, has_succeeded in enumerate((True, False)):
+        assessment.end(key, has_succeeded=has_succeeded)
+    for key in range(2, 9):
+        assert refused_at(assessment, key, [1e300, -1e300] * 10) in (None, *range(1, 21))
+        assessment.end(key, has_succeeded=True)
+
+
+@pytest.mark.parametrize("name", LEARN_FROM_SUCCESS)
+def test_trials_that_failed_are_no_measure(name):
+    assessment = make_of(name)
+    after_good_ones(assessment, has_succeeded=False)
+    assert refused_at(assessment, 20, course(0.1)) is None
+
+
+def test_of_two_medians_the_trial_is_held_to_the_easier_one():
+    for optimize_mode, passes, fails in (("maximize", 1.0, 0.9), ("minimize", 2.0, 2.1)):
+        assessment = make_of("Medianstop", optimize_mode)
+        for key, value in enumerate((1.0, 2.0)):
+            assessment.hear(key, 0, (value,))
+            assessment.end(key, has_succeeded=True)
+        assert assessment.hear(2, 0, (passes,))
+        assert not assessment.hear(3, 0, (fails,))
+
+
+def test_medianstop_compares_the_best_so_far_with_running_averages():
+    assessment = make_of("Medianstop")
+    assessment.hear(0, 0, (1.0, 3.0))  # averages 1 and 2
+    assessment.end(0, has_succeeded=True)
+    assert refused_at(assessment, 1, [2.0, 0.0, 0.0]) is None, "nobody has come to the third step"
+    assert refused_at(assessment, 2, [1.5, 1.9]) == 2
+
+
+def test_no_trial_is_stopped_before_start_step():
+    for name, first in (("Medianstop", 8), ("Curvefitting", 8)):
+        assessment = make_of(name, start_step=8)
+        after_good_ones(assessment)
+        assert refused_at(assessment, 20, course(0.1)) == first
+
+
+def test_curvefitting_looks_at_every_gap_th_step_only():
+    assessment = make_of("Curvefitting", gap=5)
+    after_good_ones(assessment)
+    answers = [assessment.hear(20, 0, (value,)) for value in course(0.1)]
+    assert [step for step, answer in enumerate(answers, 1) if not answer] == [6, 11, 16]
+
+
+@pytest.mark.parametrize("end", [0.9, -40.0, 1e300])
+def test_a_curve_is_drawn_out_to_its_end(end):
+    assert forecast(course(end)[:10], 20) == pytest.approx(course(end)[-1], rel=0.1)
+    assert forecast([end] * 5, 20) == pytest.approx(end)
+
+
+def test_what_comes_together_is_judged_together():
+    assessment = make_of("Medianstop")
+    after_good_ones(assessment)
+    assert assessment.hear(20, 0, (0.0, 0.0, 1.0))
+
+
+class Shown(Assessor):
+    """Refuses everything, and remembers how long the course was."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def may_go_on(self, trial_key, course):
+        self.lengths.append(len(course))
+        return False
+
+    def end(self, trial_key, course, *, has_succeeded):
+        self.lengths.append(len(course))
+
+
+def test_results_beyond_the_most_that_are_kept_are_not_assessed():
+    assessor = Shown()
+    assessment = Assessment(assessor)
+    assert not assessment.hear(0, 0, [1.0] * (MOST_STEPS + 5))
+    assert assessment.hear(0, 0, [1.0])
+    assessment.end(0, has_succeeded=True)
+    assert assessor.lengths == [MOST_STEPS, MOST_STEPS]

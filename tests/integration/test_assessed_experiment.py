@@ -1,0 +1,57 @@
+"""A whole experiment whose trials an assessor stops early, and whose tuner has a list to work through."""
+
+import asyncio
+
+import pytest
+from void_service import Void
+
+from nni_manager.engine.engine import Engine
+from nni_manager.store.store import StoreReader
+from nni_manager.tuner.assessors import make_assessment
+from nni_manager.tuner.registry import make_tuner
+
+pytestmark = pytest.mark.timeout(150)
+
+# Bad trials wait for ever after their first result.
+TRAIN = """
+import signal, nni_sdk
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(x)
+if x < 0.5:
+    signal.pause()
+nni_sdk.report_final_result(x)
+"""
+
+
+def test_bad_trials_are_stopped_early_the_grid_ends_and_the_next_manager_knows_what_is_bad(a_real_experiment):
+    experiment = a_real_experiment(
+        TRAIN,
+        space={"x": {"_type": "choice", "_value": [1.0, 0.0, 0.1]}},
+        trialConcurrency=1,
+        maxTrialNum=50,
+        tuner={"builtinTunerName": "GridSearch"},
+        assessor={"builtinAssessorName": "Medianstop"},
+    )
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    experiment.close()
+    with StoreReader(experiment.folder.database) as reader:
+        trials = reader.trials()
+    assert [(trial.parameters["x"], trial.state.value) for trial in trials] == [
+        (1.0, "SUCCEEDED"),
+        (0.0, "EARLY_STOPPED"),
+        (0.1, "EARLY_STOPPED"),
+    ]
+
+    config = experiment.config
+    ignorant, restored = make_assessment(config), make_assessment(config)
+
+    async def restore():
+        engine = Engine(config, experiment.folder, Void, make_tuner(config), restored)
+        await engine.restore()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(restore(), 30))
+    assert ignorant.hear(99, 0, (0.5,))
+    assert not restored.hear(99, 0, (0.5,))
+    assert restored.hear(98, 0, (1.0,))
