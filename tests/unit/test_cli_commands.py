@@ -1,9 +1,12 @@
 """nnictl's command line: help, one line for each mistake, and which experiment is meant."""
 
 import contextlib
+import gc
 import json
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -527,6 +530,29 @@ def test_a_closed_connection_is_not_told_as_nobody_listening(an_experiment, unus
     assert ": nobody listens there; " in str(refused)
 
 
+# urllib3 leaves a socket to the garbage collector when it could not shake hands.
+@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
+@pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_a_connection_that_is_closed_at_once_is_told_as_closed_encrypted_or_not(certificate_sha256, is_reset):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def close():
+            accepted, _ = listener.accept()
+            if is_reset:
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+
+        closing = threading.Thread(target=close)
+        closing.start()
+        process = ManagerProcess(1, "127.0.0.1", port, __version__, "token", certificate_sha256)
+        with pytest.raises(ConnectionClosed, match="the connection was closed before it had answered"):
+            ManagerClient("abc11111", process).summary()
+        closing.join(10)
+    gc.collect()
+
+
 # A manager that is ready, and refuses whatever is asked of it.
 REFUSING = """\
 #!{python}
@@ -613,8 +639,6 @@ def an_http_manager(answer, asked=None):
 
 @pytest.fixture
 def unused_port():
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it, and nobody answers
         yield probe.getsockname()[1]

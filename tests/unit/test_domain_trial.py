@@ -198,7 +198,7 @@ def test_an_attempt_that_is_told_again_keeps_what_it_has(a_trial) -> None:
 
 def test_a_task_has_delivered_when_its_end_is_told_and_nothing_is_missing(a_trial):
     trial = a_trial()
-    trial.began(FIRST, 1.0, 1.0)
+    trial.began(FIRST, 1.0, 0.0)
     assert not trial.has_delivered(FIRST)
     trial.ended_in(an_end())
     assert not trial.has_delivered(FIRST)
