@@ -224,8 +224,9 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
                 raise tarfile.ExtractError(f"{member.name!r} leads outside, to {member.linkname!r}")
         if hasattr(tarfile, "data_filter"):
             archive.extract(member, folder, filter="data")
-        else:  # Python 3.10 before 3.10.12
+        else:  # Python 3.10 before 3.10.12, and 3.11 before 3.11.4
             member.mode &= 0o755
+            member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
             archive.extract(member, folder)
 
 

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 # The manager answers in milliseconds; a machine under full load gets some patience.
 _ANSWER_WITHIN_S = 10.0
 # What the other end's closing looks like, in the words of the system, of TLS and of HTTP.
-_CLOSED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, ssl.SSLEOFError, IncompleteRead)
+_CLOSED = (
+    ConnectionResetError,
+    ConnectionAbortedError,
+    BrokenPipeError,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+    IncompleteRead,
+)
 
 
 class ManagerSilent(TryAgain):
