@@ -123,6 +123,8 @@ class Host:
         self._unrecorded: dict[AttemptKey, TrialEnded] = {}
         """Ends that the workspace did not take yet."""
         self._current: _Attempt | None = None
+        self._left_in_tmp: frozenset[str] | None = None
+        """What lies in the temporary folder, while the end of a trial is handled."""
         self._process: TrialProcess | None = None
         self._news = FileNews()
         self._memory = MemoryCgroup.own()
@@ -237,7 +239,8 @@ class Host:
         self._opened_link().pace_logs(are_paced=False)
         if self._guard is not None:
             self._guard.rest()
-        in_tmp = self._names_in_tmp() - attempt.in_tmp
+        self._left_in_tmp = self._names_in_tmp()  # and so found by a trial that begins with this end
+        in_tmp = self._left_in_tmp - attempt.in_tmp
         if leftovers or in_tmp:
             self._handle(TrialCleared(attempt.key, leftovers, _listed(in_tmp)))
         self._handle(
@@ -251,6 +254,7 @@ class Host:
                 out_of_memory=self._memory_shortage(attempt, status),
             )
         )
+        self._left_in_tmp = None
 
     def _memory_shortage(self, attempt: _Attempt, status: int) -> OutOfMemory | None:
         memory = self._memory
@@ -384,8 +388,7 @@ class Host:
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
         attempt.oom_kills = self._memory.oom_kills() if self._memory is not None else 0
-        attempt.shares_memory = self._shares_memory()
-        attempt.in_tmp = self._names_in_tmp()
+        attempt.in_tmp = self._names_in_tmp() if self._left_in_tmp is None else self._left_in_tmp
         environ = trial_environ(os.environ, self._settings.experiment_id, trial, folder, self._workspace)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
@@ -408,6 +411,7 @@ class Host:
             return
         if self._guard is not None:
             self._guard.watch(markers, self._process.pid)
+        attempt.shares_memory = self._shares_memory()  # only now: the trial runs already
         self._current = attempt
         attempt.sampler = UsageSampler(
             attempt.key,
