@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trial_keeper.wire.own_port import StrangerListens, check_peer
@@ -45,7 +46,12 @@ def keep_to_own(session: requests.Session) -> None:
 
 def stranger_in(error: BaseException) -> StrangerListens | None:
     """Why such a session did not speak, where that is behind what it raised."""
+    return next((cause for cause in causes_of(error) if isinstance(cause, StrangerListens)), None)
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """The error and what is behind it: libraries wrap what the system said, some twice."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, StrangerListens):
+    while cause is not None:
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    return cause

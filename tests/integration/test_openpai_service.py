@@ -40,6 +40,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def at_hand(state):
+    return service.running(state) or service.start(state)
+
+
 @pytest.fixture
 def state(tmp_path):
     """A folder for a service, which ends with the test together with all its jobs."""
@@ -48,7 +52,7 @@ def state(tmp_path):
     if not state.path.exists():
         return
     with contextlib.suppress(ServiceFailed, FolderUnusable):
-        there = service.ensure_running(state)
+        there = at_hand(state)
         client = client_of(there)
         for job in client.get(JOBS).json():
             client.put(f"{JOBS}/{job['username']}~{job['name']}/executionType", json={"value": "STOP"})
@@ -189,7 +193,7 @@ def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     options = ("--port", str(free_port()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
     assert nnictl("start", *options, "--notification-file", str(told))[0] == 0
     assert nnictl("stop-service")[0] == 0
-    there = service.ensure_running(state)
+    there = at_hand(state)
     assert there.process.options == Options(
         int(options[1]),
         {"confignfs-data": str(tmp_path / "data")},
@@ -210,7 +214,7 @@ def test_a_storage_whose_folder_is_gone_keeps_nothing_else_from_running(state, t
     there = start(state, storages={"gone": str(gone)})
     service.stop(state)
     gone.rmdir()
-    client = client_of(service.ensure_running(state))
+    client = client_of(at_hand(state))
     assert client.submit(a_job_of("true")).status_code == 202
     job = f"{JOBS}/{there.credentials.user}~job"
     wait_until(lambda: client.get(job).json()["jobStatus"]["state"] == "SUCCEEDED", "it runs to its end")
@@ -267,7 +271,7 @@ def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state
     assert client.delete(f"/api/v2/tokens/{there.credentials.token}").status_code == 200
     refused(client.get(JOBS), 401, "UnauthorizedUserError")
     service.stop(state)
-    again = service.ensure_running(state)
+    again = at_hand(state)
     assert again.credentials.token != there.credentials.token
     assert again.credentials.password == there.credentials.password
     assert client_of(again).get(JOBS).status_code == 200
@@ -280,7 +284,7 @@ def test_many_that_want_it_at_the_same_moment_get_the_same_one(state):
     state.make()
     state.write_process(service.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port())))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: service.ensure_running(state), range(4)))
+        found = list(pool.map(lambda _: at_hand(state), range(4)))
     assert len({each.process.pid for each in found}) == 1
     assert service.running(state) == found[0]
 
@@ -301,7 +305,7 @@ def test_jobs_go_on_without_it_and_are_found_again(state, tmp_path):
     service.stop(state)
     assert service.running(state) is None
     go_on.touch()
-    assert service.ensure_running(state).process.pid != there.process.pid
+    assert at_hand(state).process.pid != there.process.pid
     wait_until(lambda: states() == {"ends": "SUCCEEDED", "stays": "RUNNING"}, "one ended and one runs")
     detail = client.get(f"{JOBS}/{user}~ends").json()
     path = detail["taskRoles"]["worker"]["taskStatuses"][0]["containerLog"]
@@ -341,7 +345,7 @@ def test_after_kill_9_it_is_known_to_be_gone_and_comes_back(state):
     wait_until(lambda: not state.is_owned(), "it has gone")
     assert service.running(state) is None
     assert service.stop(state) is None
-    assert service.ensure_running(state).credentials == there.credentials
+    assert at_hand(state).credentials == there.credentials
 
 
 def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state):
@@ -354,9 +358,7 @@ def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state)
     assert "bug" in state.stderr.read_text()
     with contextlib.closing(sqlite3.connect(state.cluster / "cluster.sqlite")) as connection, connection:
         connection.execute("DROP TRIGGER t")
-    wait_until(
-        lambda: client_of(service.ensure_running(state)).get(JOBS).json()[0]["completedTime"], "it goes on"
-    )
+    wait_until(lambda: client_of(at_hand(state)).get(JOBS).json()[0]["completedTime"], "it goes on")
 
 
 def test_a_number_that_is_another_process_by_now_gets_no_signal(state):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
 from http.client import IncompleteRead
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.own_http import keep_to_own, stranger_in
+from nni_manager.own_http import causes_of, keep_to_own, stranger_in
 from nni_manager.store.folders import ManagerProcess
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class ManagerClient:
 
         if (stranger := stranger_in(error)) is not None:
             return self._silent(str(stranger))
-        causes = tuple(_causes_of(error))
+        causes = tuple(causes_of(error))
         if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
             return self._silent("nobody listens there")
         if any(isinstance(cause, _CLOSED) for cause in causes):
@@ -123,14 +122,6 @@ class ManagerClient:
             f"cannot reach the manager of experiment {self.experiment_id} at {self.url}: {why}; "
             f"wait and try again, or see `nnictl log stderr {self.experiment_id}`"
         )
-
-
-def _causes_of(error: BaseException) -> Iterator[BaseException]:
-    # Libraries wrap what the system said, some twice.
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def session_with(process: ManagerProcess) -> requests.Session:

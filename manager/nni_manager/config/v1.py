@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PlainValidator, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
@@ -59,17 +59,35 @@ def _gpu_indices(value: Any) -> tuple[int, ...] | None:
 GpuIndices = Annotated[tuple[int, ...] | None, PlainValidator(_gpu_indices)]
 
 
-class TunerV1(Schema):
+class _BuiltIn(Schema):
+    """What takes no class of the user's own yet."""
+
+    kind: ClassVar[str]
+    instead: ClassVar[str]
+    code_dir: Any = None
+    class_file_name: Any = None
+    class_name: Any = None
+
+    @field_validator("code_dir", "class_file_name", "class_name")
+    @classmethod
+    def _is_not_yet(cls, value: Any, info: ValidationInfo) -> None:
+        key = to_camel(info.field_name or "")
+        raise refusal(
+            f"cannot use {cls.kind}.{key}: {cls.kind}s of your own are not in this version yet; "
+            f"remove it and write {cls.instead}"
+        )
+
+
+class TunerV1(_BuiltIn):
     """`tuner`. `gpuIndices` changes nothing for the tuners of this version."""
 
+    kind = "tuner"
+    instead = "builtinTunerName: TPE or Random"
     builtin_tuner_name: str = must_be("the name of a tuner", "TPE")
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
     include_intermediate_results: bool = must_be("true or false", "false", False)
     gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
-    code_dir: Any = None
-    class_file_name: Any = None
-    class_name: Any = None
 
     @field_validator("builtin_tuner_name", mode="before")
     @classmethod
@@ -78,15 +96,6 @@ class TunerV1(Schema):
         if reason is not None and not is_placeholder(name):
             raise refusal(reason)
         return name
-
-    @field_validator("code_dir", "class_file_name", "class_name")
-    @classmethod
-    def _is_not_yet(cls, value: Any, info: ValidationInfo) -> None:
-        key = to_camel(info.field_name or "")
-        raise refusal(
-            f"cannot use tuner.{key}: tuners of your own are not in this version yet; "
-            "remove it and write builtinTunerName: TPE or Random"
-        )
 
 
 class AdvisorV1(Schema):
@@ -106,15 +115,14 @@ class AdvisorV1(Schema):
         return name
 
 
-class AssessorV1(Schema):
+class AssessorV1(_BuiltIn):
     """`assessor`."""
 
+    kind = "assessor"
+    instead = "builtinAssessorName: Medianstop"
     builtin_assessor_name: str = must_be("the name of an assessor", "Medianstop")
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = must_be("a mapping", "{start_step: 5}", None)
-    code_dir: Any = None
-    class_file_name: Any = None
-    class_name: Any = None
 
     @field_validator("builtin_assessor_name", mode="before")
     @classmethod
@@ -123,15 +131,6 @@ class AssessorV1(Schema):
         if reason is not None and not is_placeholder(name):
             raise refusal(reason)
         return name
-
-    @field_validator("code_dir", "class_file_name", "class_name")
-    @classmethod
-    def _is_not_yet(cls, value: Any, info: ValidationInfo) -> None:
-        key = to_camel(info.field_name or "")
-        raise refusal(
-            f"cannot use assessor.{key}: assessors of your own are not in this version yet; "
-            "remove it and write builtinAssessorName: Medianstop"
-        )
 
 
 class TrialV1(Schema):

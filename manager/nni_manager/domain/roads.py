@@ -82,7 +82,7 @@ class _Job:
 class Roads:
     """The roads of all jobs that may have keepers. `tasks` is how many each has.
 
-    Nothing here looks at all jobs but `counts`.
+    Nothing here looks at all jobs.
     """
 
     tasks: int = 1

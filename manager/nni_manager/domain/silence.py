@@ -70,7 +70,7 @@ class Silence:
 
 
 def _first_overdue(submitted_at_s: dict[str, float], now_s: float) -> str | None:
-    """The job that has waited longest, if that is too long."""
-    for job_id, at_s in submitted_at_s.items():
-        return job_id if now_s - at_s >= LONGEST_SILENCE_S else None
-    return None
+    """The job that has waited longest, which is the first, if that is too long."""
+    longest = next(iter(submitted_at_s), None)
+    is_overdue = longest is not None and now_s - submitted_at_s[longest] >= LONGEST_SILENCE_S
+    return longest if is_overdue else None

@@ -1,7 +1,6 @@
 """The local OpenPAI as programs of its user see it: its folder, whether it runs, and how it begins and ends.
 
-It is a process of its own, which outlives whoever started it, as a cluster does. `ensure_running` is what a training service
-needs.
+It is a process of its own, which outlives whoever started it, as a cluster does.
 """
 
 from __future__ import annotations
@@ -265,17 +264,6 @@ def _answers(service: Service) -> bool:
 
 
 # ---- begin and end
-
-
-def ensure_running(state: StateFolder | None = None) -> Service:
-    """The service that runs there, started as it was the last time if there is none.
-
-    Raises:
-        ServiceFailed: it could not be started.
-        FolderUnusable: its folder cannot be used.
-    """
-    state = state or StateFolder.of_user()
-    return running(state) or start(state)
 
 
 def last_options(state: StateFolder) -> Options:
