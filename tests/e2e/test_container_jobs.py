@@ -52,8 +52,11 @@ import nni_sdk as nni
 nni.get_next_parameter()
 number = int(os.environ["NNI_TRIAL_SEQ_ID"])
 def told(pid):
-    with open(f"/proc/{{pid}}/cmdline") as file:
-        return file.read().replace("\\0", " ").strip()
+    try:
+        with open(f"/proc/{{pid}}/cmdline") as file:
+            return file.read().replace("\\0", " ").strip()
+    except OSError:  # it ends while we look
+        return ""
 others = [pid for pid in os.listdir("/proc") if pid.isdecimal() and int(pid) not in (1, os.getpid())]
 print(os.getcwd(), sorted(os.listdir()), [told(pid) for pid in others if "sleep" in told(pid)], flush=True)
 open("mine", "w").close()

@@ -108,6 +108,7 @@ class ContainerService(TrainingService):
         process = await asyncio.create_subprocess_exec(
             *command,
             env=self._podman.environ,
+            cwd=self._podman.folder,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

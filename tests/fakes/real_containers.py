@@ -61,7 +61,8 @@ class Podman:
     """podman with a store of its own, and the images of this checkout in it."""
 
     def __init__(self, store: Path) -> None:
-        self._store = store
+        self.folder = store
+        """The store; podman is run in it, for conmon leaves a file `oom` where it runs when a container is out of memory."""
         store.mkdir(parents=True, exist_ok=True)
         settings = {
             "CONTAINERS_CONF": (store / "containers.conf", _CONTAINERS_CONF),
@@ -124,7 +125,7 @@ class Podman:
         script = REPOSITORY / "images" / "test-base.sh"
         tag = f"localhost/trial-keeper-test-base:{_digest([script])}"
         if not self._has(tag):
-            tar_file = self._store / "base.tar"
+            tar_file = self.folder / "base.tar"
             self.run(str(script), str(tar_file), within_s=BUILD_WITHIN_S)
             # As python:3.11-slim has them; the keeper's image must inherit the one and not the other.
             like_python = ("--change", "CMD python3", "--change", f"ENV PATH={os.defpath}:/usr/sbin:/sbin")
@@ -144,7 +145,7 @@ class Podman:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Two test runs at once make an image once."""
-        with (self._store / "lock").open("w") as lock:
+        with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -170,6 +171,7 @@ class Container:
             self._process = subprocess.Popen(
                 ["podman", "run", *options, *arguments],
                 env=podman.environ,
+                cwd=podman.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
