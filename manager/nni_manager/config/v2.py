@@ -150,7 +150,7 @@ def _kubeflow(path: str) -> dict[_Place, _Place]:
 
 
 # Other names that NNI has taken for the same in some of its versions.
-_ALIASES = _places(
+ALIASES = _places(
     {
         "trainingService.trialCommand": "trialCommand",
         "trainingService.trialCodeDirectory": "trialCodeDirectory",
@@ -164,14 +164,14 @@ _ALIASES = _places(
     }
 )
 # The platforms of v2 that trials can run on, by v1's names.
-_PLATFORMS = {
+PLATFORMS = {
     "local": "local",
     "openpai": "pai",
     "frameworkcontroller": "frameworkcontroller",
     "kubeflow": "kubeflow",
 }
 # What is wrong with the whole of these, v1 says of the same.
-_SECTIONS = _places(
+SECTIONS = _places(
     {each: each for each in ("tuner", "advisor", "assessor")}
     | {"trainingService.taskRoles": "trial.taskRoles", "trainingService.taskRoles.*": "trial.taskRoles.*"}
     | {f"trainingService.{role}": f"trial.{role}" for role in _REPLICAS}
@@ -207,7 +207,7 @@ _SIGNS = frozenset(
         ),
     )
 )
-_DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout")
+DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout")
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
 # An image that NNI takes when a file names none.
@@ -233,6 +233,24 @@ def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _
             return shared | here
         case _:
             return dict(_EVERYWHERE)
+
+
+def given_without_being_written(platform: str) -> dict[_Place, _Place]:
+    """What v2 has and v1 has not, or gives a default where v1 has none, with its place in v1; () where that has none."""
+    places = _places({"experimentName": "experimentName", "trialCodeDirectory": "trial.codeDir"})
+    if platform == "openpai":
+        return places | _places({"trainingService.dockerImage": "trial.image"})
+    if platform == "frameworkcontroller":
+        places |= _places({"trainingService.taskRoles.*.dockerImage": "trial.taskRoles.*.image"})
+    if platform == "kubeflow":
+        for role in _REPLICAS:
+            places |= _places({f"trainingService.{role}.dockerImage": f"trial.{role}.image"})
+            places |= _places({f"trainingService.{role}.gpuNumber": f"trial.{role}.gpuNum"})
+            places["trainingService", role, "codeDirectory"] = ()
+    if platform in SECTION:
+        places |= {("trialCommand",): (), ("trialGpuNumber",): ()}
+        places |= {("trainingService", key): () for key in ("trialCommand", "trialGpuNumber")}
+    return places
 
 
 def words_of_v2() -> dict[str, str]:
@@ -276,7 +294,7 @@ class DocumentV2(Document):
         there = self.names.get(place)
         if there is None:
             # A section as a whole, where v2 has one for it.
-            there = next((v2 for v2, v1 in _SECTIONS.items() if v1 == place), None)
+            there = next((v2 for v2, v1 in SECTIONS.items() if v1 == place), None)
         return None if there is None else _with_indices(there, path)
 
     def said(self, path: PathInFile, message: str) -> Mistake:
@@ -304,7 +322,7 @@ class _Translation:
         storage = _get(service, "storage")
         kind = _get(storage, "storageType") or _get(storage, "storage")
         self.table = names_on(self.platform, kind if isinstance(kind, str) else None)
-        self.sections = {v2[:length] for v2 in (*self.table, *_ALIASES) for length in range(1, len(v2))}
+        self.sections = {v2[:length] for v2 in (*self.table, *ALIASES) for length in range(1, len(v2))}
         self.value: dict[str, Any] = {
             "authorName": "unknown",
             "experimentName": Path(document.file).stem,
@@ -326,7 +344,7 @@ class _Translation:
             )
         service = _get(self.document.value, "trainingService")
         if service is None or isinstance(service, Mapping):
-            self.value["trainingServicePlatform"] = _PLATFORMS.get(str(self.platform), self.platform)
+            self.value["trainingServicePlatform"] = PLATFORMS.get(str(self.platform), self.platform)
         else:
             self.value["trainingServicePlatform"] = "local"  # what is wrong has been told
         match self.platform:
@@ -348,11 +366,11 @@ class _Translation:
             for index, item in enumerate(value):
                 self._take(item, (*place, EACH), (*here, index))
         elif isinstance(value, Mapping) and (place in self.sections or not place):
-            if place in _SECTIONS:
-                self._put(_with_indices(_SECTIONS[place], here), {})
+            if place in SECTIONS:
+                self._put(_with_indices(SECTIONS[place], here), {})
             known = {
                 folded(each[len(place)]): each[len(place)]
-                for each in (*self.table, *_ALIASES, ("searchSpace",))
+                for each in (*self.table, *ALIASES, ("searchSpace",))
                 if each[: len(place)] == place and len(each) > len(place)
             }
             for key, item in value.items():
@@ -363,8 +381,8 @@ class _Translation:
                 here,
                 "several at once are not in this version; write one, such as trainingService: {platform: openpai, ...}",
             )
-        elif place in _SECTIONS:
-            self._put(_with_indices(_SECTIONS[place], here), value)
+        elif place in SECTIONS:
+            self._put(_with_indices(SECTIONS[place], here), value)
         elif value is not None:
             example = {"trainingService": "{platform: local}"}.get(
                 place[-1], "{storageType: nfs, server: ..., path: ...}"
@@ -373,7 +391,7 @@ class _Translation:
 
     def _take_key(self, item: Any, place: _Place, here: _PathHere) -> None:
         key = key_of(place)
-        primary = _ALIASES.get(place, place)
+        primary = ALIASES.get(place, place)
         if place == ("searchSpace",):
             self.search_space = [item]
         elif key in _NOT_YET and place not in self.table:
@@ -388,7 +406,7 @@ class _Translation:
             self.warnings.append(f"{key_of(here)} has no effect on {self.platform}: each role has its own")
         elif key == "experimentType" and item in ("hpo", None):
             pass  # NNI v3 writes it, and architecture search is the other
-        elif item is not None and (self.platform in _PLATFORMS or place[0] != "trainingService"):
+        elif item is not None and (self.platform in PLATFORMS or place[0] != "trainingService"):
             self._refuse_unknown(place, here, item)
 
     def _put_value(self, v1: _Place, primary: _Place, place: _Place, here: _PathHere, item: Any) -> None:
@@ -407,7 +425,7 @@ class _Translation:
             return  # as if the key were not there
         self.said_at[target] = here
         self.names[v1] = place
-        if v1[-1] in _DURATIONS:
+        if v1[-1] in DURATIONS:
             item = self._duration(here, item)
         self._put(target, item)
 
@@ -543,9 +561,7 @@ def _with_indices(place: _Place, path: PathInFile) -> _PathHere:
 
 def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
     words = {v1: v2 for v1, v2 in names.items() if v1 != v2}
-    words |= {
-        v1: v2 for v2, v1 in _SECTIONS.items() if v1 != v2 and any(name[:2] == v1[:2] for name in names)
-    }
+    words |= {v1: v2 for v2, v1 in SECTIONS.items() if v1 != v2 and any(name[:2] == v1[:2] for name in names)}
     head, example, tail = message.partition("write e.g. ")
     for v1 in sorted(words, key=lambda place: len(key_of(place)), reverse=True):
         pattern, v2 = rf"(?<![\w.]){_pattern(v1)}(?!\w)", words[v1]
