@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import openpai_jobs, output
+from nni_manager.cli import config_commands, openpai_jobs, output
 from nni_manager.cli.client import api_url
 from nni_manager.cli.experiments import (
     KnownExperiment,
@@ -175,6 +175,7 @@ def cli() -> None:
 
 
 cli.add_command(openpai)
+cli.add_command(config_commands.config)
 for _command in openpai_jobs.COMMANDS:
     openpai.add_command(_command)
 
