@@ -36,6 +36,12 @@ def error(message: str) -> None:
     _say("ERROR", "red", " ".join(message.split()), sys.stderr)
 
 
+def trial_warning(trial: Mapping[str, Any]) -> None:
+    """What a trial's user should know of it; nothing where there is nothing."""
+    for line in trial["warning"].splitlines():
+        warning(f"trial {trial['id']}: {line}")
+
+
 def plain(text: str = "") -> None:
     """A line as it is, on stdout."""
     with _unless_nobody_reads():

@@ -1,0 +1,54 @@
+"""Options and arguments that several commands share, and how their examples are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+
+class Port(click.ParamType[Any]):
+    """A port number, or `auto` as None."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """The number."""
+        from nni_manager.cli.preflight import HIGHEST_PORT
+
+        if value == "auto":
+            return None
+        if not str(value).isdecimal() or not 1 <= int(value) <= HIGHEST_PORT:
+            self.fail(f"cannot use --port {value}: it is no number from 1 to {HIGHEST_PORT} and not auto")
+        return int(value)
+
+
+def start_options(command: Command) -> Command:
+    """Options of what starts a manager: `host`, `port` (None: any), `debug` and `foreground`."""
+    for option in (
+        click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
+        click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+            help="Where the HTTP API listens. Beyond this machine it speaks HTTPS.",
+        ),
+        click.option(
+            "--port", "-p", type=Port(), default="8080", show_default=True, metavar="N|auto",
+            help="Port of the HTTP API; keepers use the next one. auto: the first two that are free.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+experiment_argument = click.argument("experiment_id", metavar="[ID]", required=False)
+json_anyway = click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it does anyway.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def example(*lines: str) -> str:
+    """What stands below the options in a command's help."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
