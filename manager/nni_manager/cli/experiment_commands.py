@@ -50,7 +50,7 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
         ]
         for line in lines
     ]
-    output.console().print(output.table(headings, rows))
+    output.print_table(headings, rows)
     for line in lines:
         if "problem" in line:
             output.warning(f"experiment {line['id']}: {line['problem']}")
