@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from nni_manager.errors import NniManagerError
+from nni_manager.errors import NniManagerError, UserMistake
 
 Command = Callable[..., Any]
 # Nobody looks through more.
@@ -84,3 +85,14 @@ def trial_option(help_text: str, *, required: bool = True) -> Callable[[Command]
 def example(*lines: str) -> str:
     """What stands below the options in a command's help."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def agreed(question: str) -> bool:
+    """Whether the user says yes, on the terminal.
+
+    Raises:
+        UserMistake: there is nobody to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UserMistake(f"cannot ask {question!r}, for there is no terminal; say so with --yes")
+    return click.confirm(question)
