@@ -18,7 +18,14 @@ from nni_manager.cli.experiments import (
     resolve,
     stored_status,
 )
-from nni_manager.cli.options import Port, example, experiment_argument, start_options
+from nni_manager.cli.options import (
+    Port,
+    complete_experiment,
+    example,
+    experiment_argument,
+    named_experiment_argument,
+    start_options,
+)
 from nni_manager.errors import NniManagerError, UserMistake
 
 _COMMANDS = (
@@ -77,7 +84,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 
 
 @click.command(epilog=example("nnictl resume GvTf2bVe", "nnictl resume GvTf2bVe --foreground"))
-@click.argument("experiment_id", metavar="ID")
+@named_experiment_argument
 @start_options
 def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Go on with an experiment whose manager does not run."""
@@ -100,7 +107,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
 
 
 @click.command(epilog=example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground"))
-@click.argument("experiment_id", metavar="ID")
+@named_experiment_argument
 @click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until somebody ends the view.")
 @click.option(
     "--host",
@@ -222,7 +229,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
 
 
 @click.command(epilog=example("nnictl stop", "nnictl stop GvTf2bVe", "nnictl stop --all"))
-@click.argument("experiment_id", metavar="[ID|PREFIX*]", required=False)
+@click.argument("experiment_id", metavar="[ID|PREFIX*]", required=False, shell_complete=complete_experiment)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Stop every running experiment.")
 @click.option("--port", "-p", type=int, help="Stop the experiment that runs on this port.")
 def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:

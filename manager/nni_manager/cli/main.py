@@ -12,6 +12,7 @@ import click
 
 from nni_manager.cli import (
     experiment_commands,
+    export,
     lifecycle_commands,
     log_commands,
     openpai,
@@ -112,5 +113,7 @@ for _command in (
     openpai.openpai,
 ):
     cli.add_command(_command)
+for _command in (export.export,):
+    experiment_commands.experiment.add_command(_command)
 for _command in openpai_jobs.COMMANDS:
     openpai.openpai.add_command(_command)

@@ -242,7 +242,7 @@ def list_jobs(
         ]
         for row in rows
     ]
-    output.console().print(output.table(headings, cells))
+    output.print_table(headings, cells)
 
 
 @click.command(epilog=example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
@@ -281,7 +281,7 @@ def show(access: Access, job: str, as_json: bool) -> None:
     ]
     if cells:
         output.plain()
-        output.console().print(output.table(["task", "state", "address", "exit code", "retries"], cells))
+        output.print_table(["task", "state", "address", "exit code", "retries"], cells)
 
 
 @click.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from nni_manager.errors import NniManagerError, UserMistake
+
 Command = Callable[..., Any]
+# Nobody looks through more.
+_MOST_COMPLETIONS = 200
 
 
 class Port(click.ParamType[Any]):
@@ -44,11 +50,49 @@ def start_options(command: Command) -> Command:
     return command
 
 
-experiment_argument = click.argument("experiment_id", metavar="[ID]", required=False)
+def complete_experiment(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """The ids of this user's experiments that begin so, for a shell."""
+    from nni_manager.store.folders import Registry
+
+    ids = [folder.experiment_id for folder in Registry.of_user().all() if folder.path.is_dir()]
+    return [each for each in ids if each.startswith(begun)]
+
+
+def complete_trial(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    """The ids of trials of the experiment that stands before, for a shell; none where a command would say what is wrong."""
+    from nni_manager.cli.experiments import resolve, stored_ids
+
+    with contextlib.suppress(NniManagerError):
+        return stored_ids(resolve(context.params.get("experiment_id")).folder, begun, _MOST_COMPLETIONS)
+    return []
+
+
+experiment_argument = click.argument(
+    "experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment
+)
+named_experiment_argument = click.argument("experiment_id", metavar="ID", shell_complete=complete_experiment)
 json_anyway = click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it does anyway.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def trial_option(help_text: str, *, required: bool = True) -> Callable[[Command], Command]:
+    """--trial-id, which may be shortened to its beginning as well."""
+    return click.option(
+        "--trial-id", "-T", required=required, metavar="TRIAL", help=help_text, shell_complete=complete_trial
+    )
 
 
 def example(*lines: str) -> str:
     """What stands below the options in a command's help."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def agreed(question: str) -> bool:
+    """Whether the user says yes, on the terminal.
+
+    Raises:
+        UserMistake: there is nobody to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UserMistake(f"cannot ask {question!r}, for there is no terminal; say so with --yes")
+    return click.confirm(question)

@@ -9,7 +9,7 @@ import click
 
 from nni_manager.cli import output
 from nni_manager.cli.experiments import garbage_bytes, resolve
-from nni_manager.cli.options import example, experiment_argument, json_option
+from nni_manager.cli.options import example, experiment_argument, json_anyway, json_option, trial_option
 from nni_manager.errors import UserMistake
 
 
@@ -38,17 +38,17 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     if head is not None and tail is not None:
         raise UserMistake("cannot use --head and --tail together; leave one out")
     known = resolve(experiment_id)
-    trials = known.trials()
+    trials = known.trials() if as_json else known.trial_list()
     shown = trials[:head] if head is not None else trials[-tail:] if tail is not None else trials
     if as_json:
-        output.print_json(shown)
+        output.print_json_lines(shown)
         return
     if not shown:
         output.info(f"Experiment {known.experiment_id} has no trials yet")
         return
     rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
     headings = ["no.", "trial", "state", "value", "time", "parameters"]
-    output.console().print(output.table(headings, rows, right=("no.", "value", "time")))
+    output.print_table(headings, rows, right=("no.", "value", "time"))
     garbage = {} if known.problem else garbage_bytes(known.folder)
     for each in shown:
         if each["id"] in garbage:
@@ -59,13 +59,23 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
         output.trial_warning(each)
 
 
+@trial.command(epilog=example("nnictl trial show --trial-id aB3dE", "nnictl trial show GvTf2bVe -T aB3"))
+@experiment_argument
+@trial_option("The trial to show.")
+@json_anyway
+def show(experiment_id: str | None, trial_id: str) -> None:
+    """Print all that is known of one trial as JSON: parameters, result, how it ended, what it used."""
+    known = resolve(experiment_id)
+    output.print_json(known.trial(known.trial_id(trial_id)))
+
+
 @trial.command(epilog=example("nnictl trial kill --trial-id aB3dE", "nnictl trial kill GvTf2bVe -T aB3dE"))
 @experiment_argument
-@click.option("--trial-id", "-T", required=True, metavar="TRIAL", help="The trial to stop.")
+@trial_option("The trial to stop.")
 def kill(experiment_id: str | None, trial_id: str) -> None:
     """Stop one trial; the experiment goes on."""
     known = resolve(experiment_id)
-    known.check_trial_id(trial_id)
+    trial_id = known.trial_id(trial_id)
     client = known.client()
     if client is None:
         name = known.experiment_id
@@ -81,9 +91,7 @@ def kill(experiment_id: str | None, trial_id: str) -> None:
     epilog=example("nnictl trial codegen --trial-id aB3dE", "nnictl trial codegen -T aB3dE > train.py")
 )
 @experiment_argument
-@click.option(
-    "--trial-id", "-T", required=True, metavar="TRIAL", help="The trial whose values are filled in."
-)
+@trial_option("The trial whose values are filled in.")
 def codegen(experiment_id: str | None, trial_id: str) -> None:
     """Print annotated code with the values of a trial in the place of its own (useAnnotation: true).
 
@@ -98,7 +106,7 @@ def codegen(experiment_id: str | None, trial_id: str) -> None:
             f"cannot generate code of experiment {known.experiment_id}: it has no annotated code; its parameters are in "
             f"`nnictl trial ls {known.experiment_id}`"
         )
-    files = files_with_values(annotated, known.trial(trial_id)["parameters"])
+    files = files_with_values(annotated, known.trial(known.trial_id(trial_id))["parameters"])
     for path, text in files.items():
         heading = f"# ---- {path}\n" if len(files) > 1 else ""
         sys.stdout.buffer.write(os.fsencode(heading) + text)
