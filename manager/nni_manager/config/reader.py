@@ -43,7 +43,7 @@ from nni_manager.config.v1 import (
     PaiExperimentV1,
     megabytes,
 )
-from nni_manager.config.v2 import DocumentV2, as_v1, is_v2
+from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, words_of_v2
 
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 # Their placeholders are told where paths are.
@@ -105,12 +105,13 @@ class _Reading:
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
         self.mistakes = list(document.mistakes)
         self.expansions: list[Expansion] = []
-        self.warnings: list[str] = []
+        self.warnings: list[str] = list(document.warnings) if isinstance(document, DocumentV2) else []
         self.is_annotated = False
 
     def experiment(self) -> ExperimentConfig:
         """The experiment. Each step notes mistakes and goes on, so that later ones are found too."""
-        file, mistakes = check(self.schema, self.raw, self.document)
+        words = {} if isinstance(self.document, DocumentV2) else words_of_v2()
+        file, mistakes = check(self.schema, self.raw, self.document, answers=words)
         self.mistakes += self._without_other_platforms(mistakes)
         class_args = self._class_args()
         self._check_args_of_assessor()
@@ -344,8 +345,11 @@ class _Reading:
 
     def _refuse_placeholders(self, *sections: str) -> None:
         """Say of each text that an example asks to replace; commands may hold what looks like it."""
+        told = {each.key for each in self.mistakes}
         for section in sections:
             for place, value in _texts_in(self._within(section), (section,)):
+                if self.document.mistake(place, "").key in told:
+                    continue
                 if place[-1] not in ("command", *_PATHS_OF_THIS_MACHINE) and is_placeholder(value):
                     self._refuse(
                         place,
@@ -444,7 +448,7 @@ class _Reading:
         written = self.raw.get("searchSpacePath")
         if written is None:
             self._refuse(
-                ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
+                    ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
                 "write e.g. searchSpacePath: search_space.json"
             )  # fmt: skip
         path = self._absolute("searchSpacePath", written)
@@ -458,7 +462,8 @@ class _Reading:
             return {}, None
         try:
             # Named in messages as the user would reach it: beside the experiment file as they typed that.
-            document = read_json(self.path.parent / Path(str(written)).expanduser())
+            shown_path = self.path.parent / Path(str(written)).expanduser()
+            document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
             self.mistakes += error.mistakes
             return {}, None
