@@ -47,6 +47,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
+    TunerNotReady,
 )
 from nni_manager.domain.experiment import STOPPED_BEFORE_IT_BEGAN
 from nni_manager.domain.jobs import Job, JobState
@@ -71,7 +72,7 @@ from nni_manager.store.store import (
 )
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import PastTrial, Tuner
+from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
 from trial_keeper import __version__
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
@@ -185,7 +186,16 @@ class Engine:
 
     def _past(self, trial: Trial) -> PastTrial:
         value = self.experiment.lesson_of(trial)
-        return PastTrial(trial.sequence_id, trial.parameters, trial.memo, value, trial.state.is_final)
+        return PastTrial(
+            trial.sequence_id,
+            trial.parameters,
+            trial.memo,
+            value,
+            trial.state.is_final,
+            trial.trial_id,
+            self.experiment.metric_of(trial),
+            trial.state is TrialState.SUCCEEDED,
+        )
 
     async def _restore_assessment(self, trials: Sequence[Trial]) -> None:
         if self._assessment is None:
@@ -278,6 +288,9 @@ class Engine:
         if not self.failed.is_set():
             self._save_experiment()
             await self.commits.close()
+        self._tuner.close()
+        if self._assessment is not None:
+            self._assessment.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
         self._assessor_thread.shutdown(wait=False, cancel_futures=True)
         self.mount_road.threads.close()
@@ -350,7 +363,7 @@ class Engine:
             case AskTuner():
                 self._spawn(self._ask(effect.sequence_id))
             case TellTuner():
-                self._spawn(self._tell(effect.sequence_id, effect.value))
+                self._spawn(self._tell(effect))
             case AskAssessor():
                 self._spawn(self._assess(effect))
             case TellAssessor():
@@ -427,12 +440,15 @@ class Engine:
 
     async def _ask(self, sequence_id: int) -> None:
         try:
-            suggestion = await self._in_tuner_thread(self._tuner.ask, sequence_id)
+            suggestion: Suggestion | Later | None = await self._in_tuner_thread(self._tuner.ask, sequence_id)
         except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
             self._note_tuner_failure(error, was_asked=True)
             return
         if suggestion is None:
             self.post(TunerExhausted())
+            return
+        if suggestion is Later.LATER:
+            self.post(TunerNotReady(sequence_id))
             return
         trial_id = new_id(TRIAL_ID_LENGTH)
         while trial_id in self.experiment.trials:
@@ -441,9 +457,12 @@ class Engine:
             ParametersSuggested(trial_id, sequence_id, suggestion.parameters, suggestion.memo, time.time())
         )
 
-    async def _tell(self, sequence_id: int, value: float | None) -> None:
+    async def _tell(self, effect: TellTuner) -> None:
+        trial = self.experiment.trials[effect.trial_id]
+        has_succeeded = trial.state is TrialState.SUCCEEDED
+        result = TrialResult(trial.trial_id, effect.value, self.experiment.metric_of(trial), has_succeeded)
         try:
-            await self._in_tuner_thread(self._tuner.tell, sequence_id, value)
+            await self._in_tuner_thread(self._tuner.hear, effect.sequence_id, result)
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
 
