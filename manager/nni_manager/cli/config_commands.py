@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nni_manager.cli import output
+from nni_manager.cli.options import example
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentConfig
 
 _SCHEMAS = {"v1": "NNI's first schema", "v2": "NNI's second schema"}
-
-
-def _example(*lines: str) -> str:
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 _FILE = click.Path(path_type=Path)
 
 
@@ -36,7 +31,7 @@ def config() -> None:
     return
 
 
-@config.command(epilog=_example("nnictl config check config.yml", "nnictl config check config.yml --json"))
+@config.command(epilog=example("nnictl config check config.yml", "nnictl config check config.yml --json"))
 @click.argument("file", type=_FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 def check(file: Path, as_json: bool) -> int:
@@ -92,7 +87,7 @@ def _what_keeps_it_from_running(found: ExperimentConfig) -> list[str]:
 
 
 @config.command(
-    epilog=_example("nnictl config schema > experiment.schema.json", "nnictl config schema --version v2")
+    epilog=example("nnictl config schema > experiment.schema.json", "nnictl config schema --version v2")
 )
 @click.option(
     "--version",
@@ -113,7 +108,7 @@ def schema(version: str | None) -> None:
 
 
 @config.command(
-    epilog=_example(
+    epilog=example(
         "nnictl config convert config.yml", "nnictl config convert config.yml --output config_v2.yml"
     )
 )
