@@ -131,7 +131,7 @@ def remove(section, key):
         ("v1_kubeflow_page", remove("trial", "worker"), "cannot do without trial.worker: tf-operator runs it; write e.g. worker"),
         ("v1_kubeflow_pytorch", remove("trial", "master"), "cannot do without trial.master: pytorch-operator runs it"),
         ("v1_kubeflow_page", lambda value: value["kubeflowConfig"].update(storage="azureStorage", nfs=None),
-         "cannot do without kubeflowConfig.keyVault: storage azureStorage is described there; write e.g. keyVault: {"),
+         "cannot do without kubeflowConfig.keyVault: storage azureStorage is described there; write e.g. "),
         ("v2_kubeflow", lambda value: value["trainingService"]["storage"].pop("server"),
          "cannot do without trainingService.storage.server: it must be the address of an NFS server; write e.g. server: "),
         ("v2_kubeflow", lambda value: value["trainingService"].pop("storage"),
