@@ -11,6 +11,7 @@ from types import FrameType
 import click
 
 from nni_manager.cli import (
+    archive_commands,
     experiment_commands,
     export,
     lifecycle_commands,
@@ -113,7 +114,7 @@ for _command in (
     openpai.openpai,
 ):
     cli.add_command(_command)
-for _command in (export.export,):
+for _command in (export.export, *archive_commands.COMMANDS):
     experiment_commands.experiment.add_command(_command)
 for _command in openpai_jobs.COMMANDS:
     openpai.openpai.add_command(_command)
