@@ -368,7 +368,9 @@ def test_a_pickle_in_a_tuners_note_is_not_read_and_the_tuner_goes_on_without(tmp
 
 
 def test_a_pickle_is_left_behind_where_an_experiment_is_loaded(saved, move):
-    path = saved("-s", memo={"/lr": 0.5, "noted on the trial": '{"cma:optimizer:0": "8004", "cma:generation": 2}'})
+    path = saved(
+        "-s", memo={"/lr": 0.5, "noted on the trial": '{"cma:optimizer:0": "8004", "cma:generation": 2}'}
+    )
     there = move("there")
     assert main.run(["experiment", "load", "-p", str(path)]) == 0
     with StoreReader(there / "nni-experiments/abc11111/db/experiment.sqlite") as reader:
