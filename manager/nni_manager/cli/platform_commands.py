@@ -10,7 +10,7 @@ import click
 from nni_manager.cli import output
 from nni_manager.cli.experiments import KnownExperiment, known_experiments, stored_status
 from nni_manager.cli.options import agreed, example
-from nni_manager.errors import NniManagerError
+from nni_manager.errors import NniManagerError, UserMistake
 from trial_keeper.wire.workspace import Workspace, is_safe_name
 
 
@@ -42,6 +42,10 @@ def clean(config_path: Path, is_agreed: bool) -> int:
     from nni_manager.config.reader import read_experiment_file
 
     config = read_experiment_file(config_path, reads_code=False)
+    if config.pai is None and config.training_service != "local":
+        raise UserMistake(
+            f"cannot clean {config.training_service}: this version runs no experiments there; name a file for pai"
+        )
     if config.pai is None:
         output.info(
             "Experiments on this machine leave everything in their own folders; `nnictl experiment delete ID` removes one"
