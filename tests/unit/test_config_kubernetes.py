@@ -135,7 +135,7 @@ def remove(section, key):
         ("v2_kubeflow", lambda value: value["trainingService"]["storage"].pop("server"),
          "cannot do without trainingService.storage.server: it must be the address of an NFS server; write e.g. server: "),
         ("v2_kubeflow", lambda value: value["trainingService"].pop("storage"),
-         "cannot do without trainingService.storage.storageType: trials need a storage that all machines see; write e.g. storage: {s"),
+         "cannot do without trainingService.storage.storageType: trials need a storage that all machines see; write e.g. s"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_with_an_example(mistakes, name, change, says):
