@@ -375,10 +375,13 @@ class _Translation:
                 '"pai" is its name in NNI\'s first schema; write platform: openpai',
             )
         service = _get(self.document.value, "trainingService")
-        if service is None or isinstance(service, Mapping):
-            self.value["trainingServicePlatform"] = PLATFORMS.get(str(self.platform), self.platform)
-        else:
+        platform = _get(service, "platform")
+        if service is not None and not isinstance(service, Mapping):
             self.value["trainingServicePlatform"] = "local"  # what is wrong has been told
+        elif self.platform is not None:
+            self.value["trainingServicePlatform"] = PLATFORMS.get(self.platform, self.platform)
+        elif platform is not None:
+            self.value["trainingServicePlatform"] = platform  # which is no text
         match self.platform:
             case "openpai":
                 self._as_openpai_has_it()
