@@ -190,8 +190,8 @@ def running_here(patience: Patience | None = None) -> OpenPai | None:
 def not_here_yet(config: ExperimentConfig) -> str:
     """What to say of an experiment whose platform this version reads, and does not run."""
     return (
-        f"cannot run {config.config_path.name} on {config.training_service}: the file is right, and this version runs experiments "
-        "on this machine and on OpenPAI only; write trainingServicePlatform: local or pai (in NNI's second schema, "
+        f"cannot run {config.config_path.name} on {config.training_service}: the file is right, and this version runs "
+        "experiments on this machine and on OpenPAI only; write trainingServicePlatform: local or pai (in NNI's second schema, "
         "trainingService.platform: local or openpai)"
     )
 

@@ -13,7 +13,7 @@ from nni_manager.domain.metrics import Reported
 from nni_manager.errors import Bug
 from nni_manager.tuner import user_process
 from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import Later, PastTrial, TrialResult
+from nni_manager.tuner.base import KnownResult, Later, PastTrial, TrialResult
 from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
 
@@ -43,6 +43,8 @@ class Mine(Tuner):
         self.heard.append(["end", parameter_id, success, kwargs])
     def load_checkpoint(self):
         self.heard.append("checkpoint")
+    def import_data(self, data):
+        self.heard.append(["data", data])
 """
 
 
@@ -122,6 +124,14 @@ def test_a_tuner_without_parameters_is_asked_again_and_history_rebuilds_it(a_tun
         rebuilt.restore([])
     with pytest.raises(Bug, match="is not of this search space"):
         a_tuner().restore([PastTrial(0, {}, {}, None, ended=False)])
+
+
+def test_results_of_elsewhere_are_told_as_nni_tells_them(a_tuner):
+    tuner = a_tuner()
+    assert tuner.import_results([KnownResult({"x": 0.5}, 1.0, '{"default": 1.0, "n": 2}')]) == 1
+    assert tuner.ask(0).parameters["heard"][1] == [
+        "data", [{"parameter": {"x": 0.5}, "value": {"default": 1.0, "n": 2}}],
+    ]  # fmt: skip
 
 
 GIVES_LATER = """

@@ -61,6 +61,15 @@ class PastTrial:
     has_succeeded: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class KnownResult:
+    """What some parameters came to elsewhere, such as in another experiment; `metric` as in `TrialResult`."""
+
+    parameters: Mapping[str, Any]
+    value: float | None
+    metric: str
+
+
 class Tuner(ABC):
     """Proposes parameters and learns from results. Used from one thread only; does no I/O."""
 
@@ -91,6 +100,14 @@ class Tuner(ABC):
     def hear(self, trial_key: int, result: TrialResult) -> None:
         """As `tell`, with all that there is to tell: for tuners to which the value alone is not enough."""
         self.tell(trial_key, result.value)
+
+    def import_results(self, results: Iterable[KnownResult]) -> int:
+        """Learn from results of elsewhere; how many of them were of use.
+
+        Those of another search space are none, nor are any to a tuner that does not learn from them. A tuner that is rebuilt
+        has to be given them again, before or after `restore`.
+        """
+        return 0
 
     def close(self) -> None:  # noqa: B027 - most have started nothing
         """End what the tuner has started. May be called from any thread, also while another call is under way."""

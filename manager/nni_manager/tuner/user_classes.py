@@ -16,7 +16,7 @@ from nni_manager.config.model import UserClass
 from nni_manager.domain.metrics import Reported
 from nni_manager.errors import Bug
 from nni_manager.tuner.assessment import Assessor
-from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
+from nni_manager.tuner.base import KnownResult, Later, PastTrial, Suggestion, TrialResult, Tuner
 from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
 
 
@@ -85,6 +85,18 @@ class UserTuner(Tuner):
         self._process.call(
             "tell", parameter_id, parameters, result.metric, result.trial_id, result.has_succeeded
         )
+
+    def import_results(self, results: Iterable[KnownResult]) -> int:
+        """See `Tuner.import_results`; what of them is of use, only the class knows.
+
+        Raises:
+            UserCodeFailed: the user's code failed.
+        """
+        data = [[dict(result.parameters), result.metric] for result in results]
+        if data:
+            self._make(is_resumed=False)
+            self._process.call("import_data", data)
+        return len(data)
 
     def restore(self, trials: Iterable[PastTrial]) -> None:
         """See `Tuner.restore`.

@@ -155,9 +155,11 @@ class _Worker:
             )
         self._target.trial_end(parameter_id, success, trial_job_id=trial_job_id)
 
-    def import_data(self, data: list[dict[str, Any]]) -> None:
-        """As NNI's method of this name."""
-        self._target.import_data(data)
+    def import_data(self, data: list[tuple[dict[str, Any], str]]) -> None:
+        """As NNI's method of this name; each is parameters and the result as JSON text."""
+        self._target.import_data(
+            [{"parameter": parameters, "value": _metric(metric)} for parameters, metric in data]
+        )
 
     def assess(self, trial_job_id: str, history: list[str]) -> bool:
         """Whether the trial may go on; the history is JSON texts."""
