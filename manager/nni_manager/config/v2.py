@@ -16,6 +16,7 @@ from nni_manager.config.document import Document, PathInFile
 from nni_manager.config.kubernetes import SECTION
 from nni_manager.config.mistakes import Mistake, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.model import LOCAL_HOST
+from nni_manager.config.v1 import OWN_ADVISOR
 
 # A place in any file: `*` stands for the index of an item.
 _Place = tuple[str, ...]
@@ -51,10 +52,12 @@ _EVERYWHERE = _places(
         "tuner.includeIntermediateResults": "tuner.includeIntermediateResults",
         "tuner.className": "tuner.className",
         "tuner.codeDirectory": "tuner.codeDir",
+        "tuner.callTimeout": "tuner.callTimeout",
         "assessor.name": "assessor.builtinAssessorName",
         "assessor.classArgs": "assessor.classArgs",
         "assessor.className": "assessor.className",
         "assessor.codeDirectory": "assessor.codeDir",
+        "assessor.callTimeout": "assessor.callTimeout",
         "advisor.name": "advisor.builtinAdvisorName",
         "advisor.classArgs": "advisor.classArgs",
         "trainingService.platform": "trainingServicePlatform",
@@ -201,6 +204,8 @@ _ANSWERS = {
     "authorName": "NNI's second schema has no such key; remove it",
     "trial": "it is of NNI's first schema; write trialCommand, trialCodeDirectory and trialGpuNumber",
     "experimentType": "architecture search is not supported; write hpo, or remove it",
+    "advisor.className": OWN_ADVISOR,
+    "advisor.codeDirectory": OWN_ADVISOR,
     "multiPhase": "NNI gave it up; remove it",
     "multiThread": "NNI gave it up; remove it",
     **{
@@ -228,7 +233,7 @@ _SIGNS = frozenset(
         ),
     )
 )
-DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout")
+DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
 # An image that NNI takes when a file names none.
