@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import AssessorConfig, ExperimentConfig
+from nni_manager.config.model import AssessorConfig, ExperimentConfig, UserClass
 from nni_manager.config.reader import read_experiment_file
 
 LOCAL = """\
@@ -178,3 +178,17 @@ def test_a_search_space_in_the_file_is_checked_in_its_place(place: Path) -> None
 def test_several_services_at_once_are_told_to_be_too_many(place: Path) -> None:
     text = LOCAL.replace("trainingService:\n  platform: local\n", "trainingService: [{platform: local}]\n")
     assert any("several at once" in message for _, _, message in mistakes(place, text))
+
+
+def test_a_tuner_of_ones_own_has_v2s_names(place: Path) -> None:
+    (place / "mine.py").write_text("class Mine: ...")
+    own = "{codeDirectory: ., className: mine.Mine, classArgs: {depth: 3}, callTimeout: 90}"
+    config = read(place, OPENPAI.replace("{name: Random}", own))
+    assert config.tuner.own == UserClass("mine.Mine", str(place), None, 90.0)
+    assert config.tuner.class_args == {"depth": 3}
+    ((line, key, message),) = mistakes(
+        place, OPENPAI.replace("{name: Random}", own.replace("mine.Mine", "mine.Nine"))
+    )
+    assert (line, key) == (5, "tuner.className")
+    assert "cannot use tuner.className: " in message
+    assert "defines no Nine; write the name of the class there" in message

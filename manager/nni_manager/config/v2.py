@@ -230,7 +230,7 @@ _SIGNS = frozenset(
         ),
     )
 )
-DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout")
+DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
 # An image that NNI takes when a file names none.
