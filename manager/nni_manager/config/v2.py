@@ -625,6 +625,7 @@ def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
             tail = re.sub(rf"(?<![\w.]){last}(?=: )", v2_last, tail)
             if last != last.lower() or last == "reuse":
                 head = re.sub(rf"(?<![\w.]){last}(?![\w:.])|(?<={{){last}(?=:)", v2_last, head)
+    tail = tail.replace("codeDir, classFileName and className", "codeDirectory and className")
     if "nfs: {" in tail:
         tail = _STORAGE_EXAMPLE
     tail = tail.replace("keyVault: {", "storage: {storageType: azureStorage, ")
