@@ -41,15 +41,22 @@ _NAME_OF_ALGORITHM = {
 _V2_NAME = {"tuner": "TunerV1", "advisor": "AdvisorV1", "assessor": "AssessorV1"}
 
 
-def json_schema(version: Version) -> Json:
-    """The JSON schema of experiment files in NNI's first or second schema."""
+def json_schema(version: Version | None = None) -> Json:
+    """The JSON schema of experiment files in NNI's first or second schema; without a version, in whichever a file is."""
     definitions = _definitions()
-    root = _root_of_v1(definitions) if version == "v1" else _root_of_v2(definitions)
+    root: Json
+    if version is None:
+        first, second = _root_of_v1(definitions), _root_of_v2(definitions)
+        root = {"type": "object", "if": _has(_PLATFORM), "then": first, "else": second}
+    else:
+        root = _root_of_v1(definitions) if version == "v1" else _root_of_v2(definitions)
+    which = {"v1": ", in NNI's first schema", "v2": ", in NNI's second schema", None: ""}[version]
+    used = _used(root, definitions)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": f"Experiment file of trial-keeper, in NNI's {'first' if version == 'v1' else 'second'} schema",
+        "title": f"Experiment file of trial-keeper{which}",
         **root,
-        "definitions": {name: made for name, made in definitions.items() if name in _used(root, definitions)},
+        "definitions": {name: made for name, made in definitions.items() if name in used},
     }
 
 

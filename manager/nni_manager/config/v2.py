@@ -176,6 +176,21 @@ SECTIONS = _places(
     | {"trainingService.taskRoles": "trial.taskRoles", "trainingService.taskRoles.*": "trial.taskRoles.*"}
     | {f"trainingService.{role}": f"trial.{role}" for role in _REPLICAS}
 )
+# Where v2 has no section of its own for one of v1's, the one that holds its keys.
+_WHOLES: dict[_Place, _Place] = {
+    (section,): ("trainingService",) for section in ("localConfig", "paiConfig", *SECTION.values())
+} | {
+    (section, part): ("trainingService", "storage")
+    for section in SECTION.values()
+    for part in ("nfs", "azureStorage", "keyVault", "pvc")
+}
+# What describes each kind of storage.
+_STORAGE_KEYS = {
+    "nfs": ("server", "path"),
+    "azureStorage": ("azureAccount", "azureShare", "keyVaultName", "keyVaultKey", "uploadRetryCount"),
+    "pvc": ("path", "claimName"),
+}
+_STORAGE_EXAMPLE = "storage: {storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}"
 _NOT_YET = {
     "maxTrialDuration": "trials end by themselves or with the experiment",
     "sharedStorage": "name the storage where the training service has it",
@@ -185,8 +200,14 @@ _ANSWERS = {
     "name": "did you mean experimentName?",
     "authorName": "NNI's second schema has no such key; remove it",
     "trial": "it is of NNI's first schema; write trialCommand, trialCodeDirectory and trialGpuNumber",
+    "experimentType": "architecture search is not supported; write hpo, or remove it",
     "multiPhase": "NNI gave it up; remove it",
     "multiThread": "NNI gave it up; remove it",
+    **{
+        f"trainingService.storage.{key}": f"it is for storageType: {kind}; remove it, or write that"
+        for kind, keys in _STORAGE_KEYS.items()
+        for key in keys
+    },
     "trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?",
     "trainingService.reuse": "did you mean reuseMode?",
 }
@@ -230,7 +251,14 @@ def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _
                 for v2, v1 in _EVERYWHERE.items()
                 if v1 not in (("trial", "command"), ("trial", "gpuNum"))
             }
-            return shared | here
+            others = {
+                key
+                for kind, keys in _STORAGE_KEYS.items()
+                if storage in _STORAGE_KEYS and kind != storage
+                for key in keys
+            }
+            others -= set(_STORAGE_KEYS.get(str(storage), ()))
+            return shared | {v2: v1 for v2, v1 in here.items() if v2[1] != "storage" or v2[-1] not in others}
         case _:
             return dict(_EVERYWHERE)
 
@@ -255,7 +283,11 @@ def given_without_being_written(platform: str) -> dict[_Place, _Place]:
 
 def words_of_v2() -> dict[str, str]:
     """What to say of a key of v2 in a file of v1, by that key."""
-    words = {key_of(v2): key_of(v1) for v2, v1 in _EVERYWHERE.items() if len(v2) == 1 and v2 != v1}
+    words = {
+        key_of(v2): v1[-1] if v2[0] == v1[0] else key_of(v1)
+        for v2, v1 in _EVERYWHERE.items()
+        if v2[-1] != v1[-1] and v2[0] != "trainingService"
+    }
     answers = {v2: f"it is of NNI's second schema; write {v1} here" for v2, v1 in words.items()}
     return answers | {
         "trainingService": "it is of NNI's second schema, and trainingServicePlatform of the first; keep to one of them",
@@ -290,12 +322,12 @@ class DocumentV2(Document):
         return self.said(path, message)
 
     def _v2(self, path: PathInFile) -> _PathHere | None:
-        place = _place_of(path)
+        place = place_of(path)
         there = self.names.get(place)
         if there is None:
             # A section as a whole, where v2 has one for it.
-            there = next((v2 for v2, v1 in SECTIONS.items() if v1 == place), None)
-        return None if there is None else _with_indices(there, path)
+            there = next((v2 for v2, v1 in SECTIONS.items() if v1 == place), _WHOLES.get(place))
+        return None if there is None else with_indices(there, path)
 
     def said(self, path: PathInFile, message: str) -> Mistake:
         """A mistake at this path of this file."""
@@ -367,7 +399,7 @@ class _Translation:
                 self._take(item, (*place, EACH), (*here, index))
         elif isinstance(value, Mapping) and (place in self.sections or not place):
             if place in SECTIONS:
-                self._put(_with_indices(SECTIONS[place], here), {})
+                self._put(with_indices(SECTIONS[place], here), {})
             known = {
                 folded(each[len(place)]): each[len(place)]
                 for each in (*self.table, *ALIASES, ("searchSpace",))
@@ -382,7 +414,7 @@ class _Translation:
                 "several at once are not in this version; write one, such as trainingService: {platform: openpai, ...}",
             )
         elif place in SECTIONS:
-            self._put(_with_indices(SECTIONS[place], here), value)
+            self._put(with_indices(SECTIONS[place], here), value)
         elif value is not None:
             example = {"trainingService": "{platform: local}"}.get(
                 place[-1], "{storageType: nfs, server: ..., path: ...}"
@@ -410,7 +442,7 @@ class _Translation:
             self._refuse_unknown(place, here, item)
 
     def _put_value(self, v1: _Place, primary: _Place, place: _Place, here: _PathHere, item: Any) -> None:
-        target = _with_indices(v1, here)
+        target = with_indices(v1, here)
         if target in self.said_at:
             first = key_of(self.said_at[target])
             if first == key_of(here):
@@ -445,18 +477,7 @@ class _Translation:
         return f"{max(1, round(seconds))}s"
 
     def _put(self, path: _PathHere, item: Any) -> None:
-        inside: Any = self.value
-        for step, following in zip(path, (*path[1:], None), strict=True):
-            if isinstance(inside, list) and isinstance(step, int):
-                while len(inside) <= step:
-                    inside.append({})
-            if following is None:
-                if item != {} or not isinstance(_at(inside, step), dict):
-                    inside[step] = item
-                return
-            if _at(inside, step) is None or not isinstance(_at(inside, step), dict | list):
-                inside[step] = [] if isinstance(following, int) else {}
-            inside = inside[step]
+        put(self.value, path, item)
 
     def _refuse(self, here: PathInFile, why: str) -> None:
         line_of = DocumentV2(self.document.file, None, self.document.root)
@@ -543,24 +564,40 @@ def _get(value: Any, name: str) -> Any:
     )
 
 
+def put(value: dict[str, Any], path: PathInFile, item: Any) -> None:
+    """Put an item at a path, with the mappings and lists above it. An empty mapping leaves one that is there as it is."""
+    inside: Any = value
+    for step, following in zip(path, (*path[1:], None), strict=True):
+        if isinstance(inside, list) and isinstance(step, int):
+            inside += [{} for _ in range(step + 1 - len(inside))]
+        if following is None:
+            if item != {} or not isinstance(_at(inside, step), dict):
+                inside[step] = item
+            return
+        if not isinstance(_at(inside, step), dict | list):
+            inside[step] = [] if isinstance(following, int) else {}
+        inside = inside[step]
+
+
 def _at(inside: Any, step: str | int) -> Any:
     if isinstance(inside, list):
         return inside[step] if isinstance(step, int) and step < len(inside) else None
     return inside.get(step)
 
 
-def _place_of(path: PathInFile) -> _Place:
+def place_of(path: PathInFile) -> _Place:
+    """A path without the numbers of items."""
     return tuple(EACH if isinstance(step, int) else step for step in path)
 
 
-def _with_indices(place: _Place, path: PathInFile) -> _PathHere:
+def with_indices(place: _Place, path: PathInFile) -> _PathHere:
     """The place with the indices of the items in `path`, in their order."""
     indices = iter([step for step in path if isinstance(step, int)])
     return tuple(next(indices, 0) if step == EACH else step for step in place)
 
 
 def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
-    words = {v1: v2 for v1, v2 in names.items() if v1 != v2}
+    words = _WHOLES | {v1: v2 for v1, v2 in names.items() if v1 != v2}
     words |= {v1: v2 for v2, v1 in SECTIONS.items() if v1 != v2 and any(name[:2] == v1[:2] for name in names)}
     head, example, tail = message.partition("write e.g. ")
     for v1 in sorted(words, key=lambda place: len(key_of(place)), reverse=True):
@@ -574,8 +611,21 @@ def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
         lasts.setdefault(v1[-1], set()).add(v2[-1])
     for last, others in lasts.items():
         if len(others) == 1 and last not in others:
-            tail = re.sub(rf"(?<![\w.]){last}(?=: )", next(iter(others)), tail)
-    return head + example + tail
+            (v2_last,) = others
+            tail = re.sub(rf"(?<![\w.]){last}(?=: )", v2_last, tail)
+            if last != last.lower() or last == "reuse":
+                head = re.sub(rf"(?<![\w.]){last}(?![\w:.])|(?<={{){last}(?=:)", v2_last, head)
+    if "nfs: {" in tail:
+        tail = _STORAGE_EXAMPLE
+    tail = tail.replace("keyVault: {", "storage: {storageType: azureStorage, ")
+    tail = tail.replace("azureStorage: {", "storage: {storageType: azureStorage, ")
+    return (
+        head
+        + example
+        + tail.replace("pvc: {", "storage: {storageType: pvc, ").replace(
+            ", name: storage-key", ", keyVaultKey: storage-key"
+        )
+    )
 
 
 def _pattern(place: _Place) -> str:
@@ -583,4 +633,4 @@ def _pattern(place: _Place) -> str:
 
 
 def _written(place: _Place, found: re.Match[str]) -> str:
-    return key_of(_with_indices(place, [int(index) for index in found.groups()]))
+    return key_of(with_indices(place, [int(index) for index in found.groups()]))
