@@ -43,6 +43,8 @@ def make_service(
         UserMistake: the cluster or its job file cannot be used.
         TryAgain: the cluster of this machine does not start now.
     """
+    if config.kubernetes is not None:
+        raise UserMistake(not_here_yet(config))
     pai = config.pai
     if pai is None:
         from nni_manager.training_services.local.client import LocalTrainingService
@@ -164,6 +166,15 @@ def running_here(patience: Patience | None = None) -> OpenPai | None:
 
     service = local_openpai.running(local_openpai.StateFolder.of_user())
     return None if service is None else _entered(service, patience)
+
+
+def not_here_yet(config: ExperimentConfig) -> str:
+    """What to say of an experiment whose platform this version reads, and does not run."""
+    return (
+        f"cannot run {config.config_path.name} on {config.training_service}: the file is right, and this version runs "
+        "experiments on this machine and on OpenPAI only; write trainingServicePlatform: local or pai (in NNI's second schema, "
+        "trainingService.platform: local or openpai)"
+    )
 
 
 def address_for_keepers(config: ExperimentConfig) -> str:

@@ -180,7 +180,7 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "codeDir: .": "codeDir: nowhere",
     }
     space = '{"lr": {"_type": "uniform", "_value": [1, 0]},\n "bs": [16, 32]}'
-    assert mistakes(GOOD + "maxTrialNumber: 3\n", space, replace=changed) == [
+    assert mistakes(GOOD + "maxTrialNumbr: 3\n", space, replace=changed) == [
         "experiment.yml: cannot do without authorName: it must be a name; write e.g. authorName: your name",
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
@@ -188,11 +188,11 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "did you mean TPE? (known: TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
         "MetisTuner, SMAC, CmaEs, NSGAII, QMC)",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
-        "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
+        "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
         "trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, logDir, "
         "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
-        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig, paiConfig)",
+        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is a list; "
         'a hyper-parameter is written {"_type": "uniform", "_value": [0, 1]}',
@@ -228,10 +228,14 @@ WRONG_VALUES = {
         "maxExecDuration: 5|": 'cannot use maxExecDuration: "5|" is not a whole number and one of s, m, h, d',
         "maxExecDuration: 0h": "cannot use maxExecDuration",
         "maxExecDuration: 5": "cannot use maxExecDuration: 5 is not a whole number and one of s, m, h, d",
+        "maxTrialNumber: 3": "cannot use maxTrialNumber: it is of NNI's second schema; write maxTrialNum here",
+        "trainingService: {platform: local}": "it is of NNI's second schema, and trainingServicePlatform of the first",
+        "sharedStorage: {storageType: NFS}": "cannot use sharedStorage: a platform has its own storage; name it there",
+        "machineList: []": "cannot use machineList: trials are not started over SSH; run nnictl on that machine",
         "maxTrialNum: many": 'cannot use maxTrialNum: "many" is not a whole number from 1 to 99999',
         "multiPhase: true": "cannot use multiPhase: true: NNI deprecated it and nothing here does it",
         "multiThread: true": "cannot use multiThread: true: NNI deprecated it",
-        "nniManagerIp: 1.2.3": 'cannot use nniManagerIp: "1.2.3" is not an IPv4 address',
+        "nniManagerIp: 1.2.3": 'cannot use nniManagerIp: "1.2.3" is not an IPv4 address or a host name',
         "logLevel: verbose": 'cannot use logLevel: "verbose" is not one of trace, debug, info',
         "logCollection: some": 'cannot use logCollection: "some" is not none or http; write e.g. logCollection: none',
         "logDir: {your_dir}": "cannot use logDir: it is still the placeholder of an example",
@@ -257,8 +261,8 @@ WRONG_VALUES = {
         "1: x": "cannot use 1: there is no such key here",
     },
     "trainingServicePlatform: local": {
-        "trainingServicePlatform: kubeflow": "cannot use trainingServicePlatform 'kubeflow' yet: this version runs "
-        "experiments on this machine and on OpenPAI; write trainingServicePlatform: local or pai",
+        "trainingServicePlatform: remote": 'cannot use trainingServicePlatform: "remote": trials are not started over SSH; '
+        "run nnictl on that machine with trainingServicePlatform: local, or use a cluster",
         "trainingServicePlatform: locl": 'cannot use trainingServicePlatform: "locl" is not a platform; '
         "did you mean local?",
         "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',
@@ -338,7 +342,7 @@ def test_an_experiment_for_a_cluster_is_told_so_once(mistakes):
         "codeDir: .", "codeDir: .\n  image: i\n  cpuNum: 1"
     )
     (line,) = mistakes(text + "amlConfig:\n  subscriptionId: s\n")
-    assert "trainingServicePlatform 'aml'" in line
+    assert 'trainingServicePlatform: "aml": Azure Machine Learning is not supported; use a cluster' in line
 
 
 def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):
