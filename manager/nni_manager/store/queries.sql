@@ -55,6 +55,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: get_offsets -- how far the streams of an attempt are durable
 SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task;
 
+-- name: get_streams -- whose they are
+SELECT DISTINCT trial_id, task, stream FROM stream;
+
 -- name: get_garbage -- the trials whose metrics hold bytes that were no record, and how many
 SELECT trial_id, sum(garbage_bytes) AS garbage_bytes FROM stream WHERE garbage_bytes > 0 GROUP BY trial_id;
 

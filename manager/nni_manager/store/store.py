@@ -637,6 +637,17 @@ class StoreReader:
                 ended.append(row["job_id"])
         return live, ended
 
+    def streams(self) -> list[tuple[str, str, str]]:
+        """Trial, task and stream of everything that was replicated."""
+        return [(row["trial_id"], row["task"], row["stream"]) for row in self._rows("get_streams")]
+
+    def rows_of(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+        """Every row of one of the schema's tables, one after another."""
+        # Names of the schema's own; quoted, for some are words of SQL.
+        named = ", ".join(f'"{column}"' for column in columns)
+        with _readers_errors(self._path):
+            yield from map(tuple, self._connection.execute(f'SELECT {named} FROM "{table}"'))
+
     def usage_of(self, trial_id: str) -> list[UsageRow]:
         """What the tasks of a trial used, in all its attempts, oldest first."""
         return [

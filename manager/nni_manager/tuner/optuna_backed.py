@@ -48,6 +48,7 @@ from nni_manager.config.search_space import (
 )
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import JsonScalar, KnownResult, PastTrial, Suggestion, Tuner
+from nni_manager.tuner.foreign_memo import NOTED_ON_STUDY, NOTED_ON_TRIAL
 from nni_manager.tuner.optuna_log import quieten
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Cuts beyond 8.2 sigma.
@@ -56,10 +57,7 @@ _PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
 quieten()
 
 
-# Beside the draws in a memo, whose names are JSON pointers and so begin with a slash.
-_NOTED_ON_TRIAL = "noted on the trial"
-_NOTED_ON_STUDY = "noted on the study"
-_NOTES = (_NOTED_ON_TRIAL, _NOTED_ON_STUDY)
+_NOTES = (NOTED_ON_TRIAL, NOTED_ON_STUDY)
 # For processes that share a study and see a trial before its draws are stored.
 _DRAWS_OF_TPE = "tpe:relative_params"
 
@@ -118,10 +116,10 @@ class OptunaTuner(Tuner):
         on_trial = self._storage.get_trial(trial.number).system_attrs
         on_study = self._storage.get_study_system_attrs(self._study_id)
         noted = {
-            _NOTED_ON_TRIAL: {
+            NOTED_ON_TRIAL: {
                 name: value for name, value in on_trial.items() if not name.startswith(_DRAWS_OF_TPE)
             },
-            _NOTED_ON_STUDY: {
+            NOTED_ON_STUDY: {
                 name: value
                 for name, value in on_study.items()
                 if name not in noted_before or noted_before[name] != value
@@ -152,7 +150,7 @@ class OptunaTuner(Tuner):
         trials, imported = list(trials), len(self._study.get_trials(deepcopy=False))
         for trial in trials:
             self._study.add_trial(self._frozen(trial))
-            for name, value in _noted(trial, _NOTED_ON_STUDY).items():
+            for name, value in _noted(trial, NOTED_ON_STUDY).items():
                 self._storage.set_study_system_attr(self._study_id, name, value)
         self._number_of = {trial.key: number for number, trial in enumerate(trials, imported)}
         self._running = {trial.key for trial in trials if not trial.ended}
@@ -188,7 +186,7 @@ class OptunaTuner(Tuner):
                 value=value,
                 params={name: drawn for name, drawn in trial.memo.items() if name not in _NOTES},
                 distributions=used,
-                system_attrs=_noted(trial, _NOTED_ON_TRIAL),
+                system_attrs=_noted(trial, NOTED_ON_TRIAL),
             )
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise Bug(
