@@ -126,8 +126,8 @@ class _Manager:
             self._config,
             self._folder,
             make_service,
-            make_tuner(self._config),
-            make_assessment(self._config),
+            make_tuner(self._config, services.checkpoints_of(self._config, self._folder), self._folder.log),
+            make_assessment(self._config, self._folder.log),
         )
         server = KeeperServer(engine.keepers)
         token = api_token_of(engine.stored.secret)

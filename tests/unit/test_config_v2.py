@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import AssessorConfig, ExperimentConfig
+from nni_manager.config.model import AssessorConfig, ExperimentConfig, UserClass
 from nni_manager.config.reader import read_experiment_file
 
 LOCAL = """\
@@ -242,3 +242,17 @@ def test_values_that_json_has_not_are_refused_in_a_search_space(place: Path) -> 
         'cannot use lr[0]: "2024-01-01" is no JSON value; put it in quotes, or write a finite number',
         "cannot use lr[1]: NaN is no JSON value; put it in quotes, or write a finite number",
     ]
+
+
+def test_a_tuner_of_ones_own_has_v2s_names(place: Path) -> None:
+    (place / "mine.py").write_text("class Mine: ...")
+    own = "{codeDirectory: ., className: mine.Mine, classArgs: {depth: 3}, callTimeout: 90}"
+    config = read(place, OPENPAI.replace("{name: Random}", own))
+    assert config.tuner.own == UserClass("mine.Mine", str(place), None, 90.0)
+    assert config.tuner.class_args == {"depth": 3}
+    ((line, key, message),) = mistakes(
+        place, OPENPAI.replace("{name: Random}", own.replace("mine.Mine", "mine.Nine"))
+    )
+    assert (line, key) == (5, "tuner.className")
+    assert "cannot use tuner.className: " in message
+    assert "defines no Nine; write the name of the class there" in message

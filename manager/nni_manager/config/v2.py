@@ -51,10 +51,12 @@ _EVERYWHERE = _places(
         "tuner.includeIntermediateResults": "tuner.includeIntermediateResults",
         "tuner.className": "tuner.className",
         "tuner.codeDirectory": "tuner.codeDir",
+        "tuner.callTimeout": "tuner.callTimeout",
         "assessor.name": "assessor.builtinAssessorName",
         "assessor.classArgs": "assessor.classArgs",
         "assessor.className": "assessor.className",
         "assessor.codeDirectory": "assessor.codeDir",
+        "assessor.callTimeout": "assessor.callTimeout",
         "advisor.name": "advisor.builtinAdvisorName",
         "advisor.classArgs": "advisor.classArgs",
         "trainingService.platform": "trainingServicePlatform",
@@ -228,7 +230,7 @@ _SIGNS = frozenset(
         ),
     )
 )
-DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout")
+DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
 # An image that NNI takes when a file names none.

@@ -67,7 +67,7 @@ from nni_manager.domain.events import (
     UsageReported,
 )
 from nni_manager.domain.jobs import MOST_AHEAD, Job, Jobs, JobState
-from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
+from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, Reported, reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
@@ -186,6 +186,8 @@ class Experiment:
     """Whether parameters may be asked for before earlier results are known: the tuner does not learn from them."""
     is_assessed: bool = False
     """Whether an assessor hears intermediate results, and may stop trials early."""
+    assessor_sees_all: bool = False
+    """Whether the assessor is shown whole results, and not their numbers alone."""
     learns_from_early_stopped: bool = False
     """Whether the last intermediate result of a trial that was stopped early is the tuner's to learn from."""
     state: ExperimentState = ExperimentState.INITIALIZED
@@ -246,6 +248,10 @@ class Experiment:
         if trial.state is TrialState.EARLY_STOPPED and self.learns_from_early_stopped:
             return trial.value if trial.value is not None else reward(trial.intermediate or "")
         return None
+
+    def seen_by_assessor(self, value: str) -> float | None:
+        """An intermediate result as the assessor is shown it; None: not at all."""
+        return Reported(value) if self.assessor_sees_all else reward(value)
 
     def metric_of(self, trial: Trial) -> str | None:
         """All that the tuner may know of the result of a trial that is over, as JSON text; None: it has none."""
@@ -430,7 +436,7 @@ class Experiment:
             if not is_final:
                 trial.intermediate = value if len(value) <= LONGEST_SHOWN_CHARACTERS else None
                 trial.intermediate_count += 1
-                if self.is_assessed and (number := reward(value)) is not None:
+                if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
                     numbers.append(number)
             elif trial.final is None:  # a second final result is kept as a row, but the first one counts
                 trial.final = value
@@ -438,7 +444,7 @@ class Experiment:
                 has_news = True
         effects: list[Effect] = [SaveTrial(trial)] if has_news else []
         if numbers:
-            effects.append(AskAssessor(trial.trial_id, trial.sequence_id, event.key.attempt, tuple(numbers)))
+            effects.append(AskAssessor(trial.trial_id, event.key.attempt, tuple(numbers)))
         return effects
 
     def _note_usage(self, usage: Usage) -> list[Effect]:
@@ -632,7 +638,7 @@ class Experiment:
             TellTuner(trial.sequence_id, self.lesson_of(trial), trial.trial_id),
         ]
         if self.is_assessed:
-            effects.append(TellAssessor(trial.sequence_id, trial.state is TrialState.SUCCEEDED))
+            effects.append(TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.keeper_has_matched:
             # Every other job would fail in the same way.
             effects += self._fail(trial.message, now_s)
