@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import shutil
 import sqlite3
 import tarfile
 from pathlib import Path
@@ -185,6 +186,27 @@ def test_what_may_run_is_not_saved(saved, capsys, here):
         saved(state=ExperimentState.RUNNING)
     assert "cannot save experiment abc11111: its manager died while it was RUNNING" in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["code", "nni-experiments", "state"]
+
+
+def test_a_tuner_of_ones_own_is_looked_for_beside_the_code_or_where_it_was(saved, move, capsys, here):
+    tuner = {"name": "mine", "optimize_mode": "maximize", "seed": None, "class_args": {}}
+    for number, folder in enumerate((here / "code", here / "elsewhere")):
+        own = {"class_name": "demo.Demo", "code_dir": str(folder), "validator": None, "call_timeout_s": 9.0}
+        path = saved("-s", tuner=tuner | {"own": own})
+        there = move(f"there{number}")
+        capsys.readouterr()
+        assert main.run(["experiment", "load", "-p", str(path)]) == 0
+        out, err = capsys.readouterr()
+        code = there / "nni-experiments/abc11111/saved-code"
+        expected = here / "elsewhere" if number else code
+        assert out.endswith(f"runs `python3 train.py` in {code} and demo.Demo of {expected}\n")
+        assert (
+            f"WARNING: there is no folder {expected} here: put the code of demo.Demo there" in err
+        ) == bool(number)
+        move("here")
+        path.unlink()
+        shutil.rmtree(here / "nni-experiments")
+        shutil.rmtree(here / "code")
 
 
 # ---- archives of strangers
