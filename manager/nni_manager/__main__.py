@@ -120,7 +120,7 @@ class _Manager:
             self._config,
             self._folder,
             make_service,
-            make_tuner(self._config),
+            make_tuner,
             make_assessment(self._config),
         )
         server = KeeperServer(engine.keepers)

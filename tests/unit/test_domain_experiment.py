@@ -29,6 +29,7 @@ from nni_manager.domain.events import (
     JobGone,
     JobSubmitted,
     KeeperMatched,
+    LimitsChanged,
     MetricsStored,
     ParametersSuggested,
     SaveExperiment,
@@ -46,8 +47,9 @@ from nni_manager.domain.events import (
     TunerFailed,
     UsageReported,
 )
-from nni_manager.domain.experiment import NEXT, Experiment, ExperimentEvent, ExperimentState, Limits
+from nni_manager.domain.experiment import NEXT, Experiment, ExperimentEvent, ExperimentState
 from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import (
     FINAL_STATE,
     NO_FINAL_RESULT,
@@ -315,12 +317,11 @@ def test_places_taken_away_are_not_filled_again_and_new_ones_are(a_search) -> No
     search = a_search(concurrency=3, max_trials=None)
     for _ in range(3):
         search.suggest()
-    search.experiment.limits.concurrency = 1
+    search.handle(LimitsChanged(Limits(1, None, None)))
     search.run("t0")
     search.run("t1")
     assert search.asked == []
-    search.experiment.limits.concurrency = 4
-    search.handle(TimePassed())
+    search.handle(LimitsChanged(Limits(4, None, None)))
     assert search.asked == [3, 4, 5]
 
 

@@ -36,8 +36,9 @@ from nni_manager.domain.events import (
     TaskReported,
     TrialStopAsked,
 )
-from nni_manager.domain.experiment import Experiment, ExperimentState, Limits
+from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.jobs import JobState
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason

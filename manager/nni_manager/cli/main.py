@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import openpai_jobs, output
+from nni_manager.cli import changes, openpai_jobs, output
 from nni_manager.cli.client import api_url
 from nni_manager.cli.experiments import (
     KnownExperiment,
@@ -760,3 +760,6 @@ def _trial_log(known: KnownExperiment, trial_id: str, word: str) -> Path | None:
         if files:
             return max(files, key=lambda path: path.lstat().st_size)
     return None
+
+
+changes.register(cli)

@@ -36,7 +36,12 @@ _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"^([1-9][0-9]*)([smhd])$", re.ASCII)
 
 
-def _duration_s(text: Any) -> float | None:
+def duration_s(text: Any) -> float | None:
+    """The seconds of a duration such as `90m`; None of None.
+
+    Raises:
+        ValueError: it is no duration.
+    """
     if text is None:
         return None
     match = _DURATION.match(text) if isinstance(text, str) else None
@@ -223,10 +228,15 @@ class ExperimentV1(Schema):
     experiment_name: str = must_be("a name", "digits", min_length=1)
     description: str | None = must_be("text", "what this searches for", None)
     trial_concurrency: int = must_be("a whole number from 1 to 99999", "2", ge=1, le=99999)
-    max_exec_duration: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
+    max_exec_duration: Annotated[float | None, PlainValidator(duration_s)] = must_be(
         "a whole number and one of s, m, h, d", "1h", None
     )
     max_trial_num: int | None = must_be("a whole number from 1 to 99999", "20", None, ge=1, le=99999)
+    # NNI has this one in its v2 only, and no other of its platforms begins a trial again.
+    max_trial_duration: Annotated[float | None, PlainValidator(duration_s)] = must_be(
+        "a whole number and one of s, m, h, d", "30m", None
+    )
+    max_trial_retry: int = must_be("a whole number from 0 to 99", "2", 0, ge=0, le=99)
     training_service_platform: str = must_be("a platform", "local")
     search_space_path: str | None = must_be(
         "the path of a JSON file", "search_space.json", None, min_length=1
@@ -246,7 +256,7 @@ class ExperimentV1(Schema):
     assessor: AssessorV1 | None = must_be("a mapping", "{builtinAssessorName: Medianstop}", None)
     advisor: AdvisorV1 | None = must_be("a mapping", "{builtinAdvisorName: Hyperband}", None)
     # NNI has none of these three: its reuse mode leaves after 600 s, whatever the file says.
-    reuse_idle_timeout: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
+    reuse_idle_timeout: Annotated[float | None, PlainValidator(duration_s)] = must_be(
         "a whole number and one of s, m, h, d", "10m", None
     )
     max_trials_per_job: int = must_be("a whole number from 0 to 999999999", "0", 0, ge=0, le=999_999_999)

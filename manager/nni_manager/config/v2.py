@@ -35,6 +35,8 @@ _EVERYWHERE = _places(
         "trialGpuNumber": "trial.gpuNum",
         "maxExperimentDuration": "maxExecDuration",
         "maxTrialNumber": "maxTrialNum",
+        "maxTrialDuration": "maxTrialDuration",
+        "maxTrialRetry": "maxTrialRetry",
         "nniManagerIp": "nniManagerIp",
         "useAnnotation": "useAnnotation",
         "debug": "debug",
@@ -83,7 +85,6 @@ _OPENPAI = _places(
 _PLATFORM = {"openpai": "pai"}
 _SECTIONS = ("tuner", "advisor", "assessor", "trainingService")
 _NOT_YET = {
-    "maxTrialDuration": "trials end by themselves or with the experiment",
     "sharedStorage": "name the storage where the training service has it",
     "trainingService.openpaiConfig": "write it into a file and name that in openpaiConfigFile",
 }

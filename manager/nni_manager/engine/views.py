@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
@@ -63,7 +64,7 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
     """One trial: NNI's fields, and those that NNI never had."""
     parameters = {
         "parameter_id": trial.sequence_id,
-        "parameter_source": "algorithm",
+        "parameter_source": "customized" if trial.is_customized else "algorithm",
         "parameters": trial.parameters,
         "parameter_index": 0,
     }
@@ -101,6 +102,8 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "message": trial.message,
         "warning": trial.warning,
         "attempt": trial.attempt,
+        "retries": trial.retries,
+        "isCustomized": trial.is_customized,
         "intermediateCount": trial.intermediate_count,
         "latestIntermediate": trial.intermediate,
         "usage": usage_view(trial),
@@ -171,6 +174,8 @@ def profile_view(picture: Picture) -> dict[str, Any]:
                 "trialConcurrency": experiment.limits.concurrency,
                 "maxExecDuration": experiment.limits.max_duration_s,
                 "maxTrialNum": experiment.limits.max_trials,
+                "maxTrialDuration": experiment.limits.max_trial_duration_s,
+                "maxTrialRetry": experiment.limits.max_retries,
                 "searchSpace": config.search_space_raw,
                 "trainingServicePlatform": config.training_service,
                 "versionCheck": config.version_check,
@@ -238,3 +243,8 @@ def export_view(trials: Iterable[Trial]) -> list[dict[str, Any]]:
         for trial in trials
         if trial.state is TrialState.SUCCEEDED and trial.final is not None
     ]
+
+
+def imported_view(results: Iterable[KnownResult]) -> list[dict[str, Any]]:
+    """Results from elsewhere, as they can be imported again."""
+    return [{"parameter": result.parameters, "value": result.value} for result in results]

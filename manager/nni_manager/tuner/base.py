@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from nni_manager.config.known_results import KnownResult
 
 JsonScalar: TypeAlias = str | int | float | bool | None
 
@@ -70,3 +72,11 @@ class Tuner(ABC):
         Raises:
             Bug: the tuner is in use already, or a memo is not of this search space.
         """
+
+    def import_data(self, results: Sequence[KnownResult]) -> int:
+        """Learn from results of parameters that it did not propose; how many of them it makes use of.
+
+        May be called at any time after `restore`. What does not lie in the search space is left out. A tuner that can make no use
+        of such results leaves this as it is.
+        """
+        return 0

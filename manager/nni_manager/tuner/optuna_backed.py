@@ -19,7 +19,7 @@ import copy
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, TypeAlias
@@ -28,6 +28,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.search_space import (
     Choice,
@@ -43,6 +44,7 @@ from nni_manager.config.search_space import (
     RandInt,
     SearchSpace,
     Uniform,
+    contains,
     multiple_of,
 )
 from nni_manager.errors import Bug
@@ -86,9 +88,14 @@ class OptunaTuner(Tuner):
         make_sampler: MakeSampler,
         *,
         learns: bool = True,
+        takes_imports: bool = True,
     ) -> None:
-        """`seed` None draws one; `make_sampler` makes the sampler of one trial."""
+        """`seed` None draws one; `make_sampler` makes the sampler of one trial.
+
+        `takes_imports`: whether that looks at trials which none of its kind has proposed.
+        """
         self.learns = learns
+        self._takes_imports = learns and takes_imports
         self._sampling = Sampling(space)
         self._seed = secrets.randbits(32) if seed is None else seed
         self._make_sampler = make_sampler
@@ -156,6 +163,20 @@ class OptunaTuner(Tuner):
         self._number_of = {trial.key: number for number, trial in enumerate(trials)}
         self._running = {trial.key for trial in trials if not trial.ended}
 
+    def import_data(self, results: Sequence[KnownResult]) -> int:
+        """See `Tuner.import_data`."""
+        count = 0
+        for result in results if self._takes_imports else ():
+            if (draws := self._sampling.draws_of(result.parameters)) is not None:
+                used = {name: self._sampling.distribution(name) for name in draws}
+                self._study.add_trial(
+                    optuna.create_trial(
+                        state=TrialState.COMPLETE, value=result.value, params=draws, distributions=used
+                    )
+                )
+                count += 1
+        return count
+
     def _frozen(self, trial: PastTrial) -> FrozenTrial:
         value, state = None, TrialState.FAIL
         if not trial.ended:
@@ -204,6 +225,36 @@ class Sampling:
     def sample(self, draw: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
         """The parameters for the draws `draw` gives, asked for in the order of the space."""
         return self._sample(self._space, "", draw)
+
+    def distribution(self, name: str) -> BaseDistribution:
+        """What the draw of this hyper-parameter is from."""
+        return self._distributions[name]
+
+    def draws_of(self, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Draws that `sample` would have made these parameters of; None when they are not of this space."""
+        if contains(self._space, parameters):
+            return None
+        draws: dict[str, Any] = {}
+        self._recall(self._space, "", parameters, draws)
+        return draws
+
+    def _recall(
+        self, space: SearchSpace, above: str, parameters: Mapping[str, Any], draws: dict[str, Any]
+    ) -> None:
+        for name, parameter in space.parameters.items():
+            here, value = _pointer(above, name), parameters[name]
+            if not isinstance(parameter, Choice):
+                draws[here] = _draw_of(parameter, value)
+                continue
+            index = next(
+                index
+                for index, option in enumerate(parameter.options)
+                if not contains(SearchSpace({name: Choice((option,))}), {name: value})
+            )
+            draws[here] = index
+            option = parameter.options[index]
+            if isinstance(option, Nested):
+                self._recall(option.space, f"{here}/{index}", value, draws)
 
     def _collect(self, space: SearchSpace, above: str) -> None:
         for name, parameter in space.parameters.items():
@@ -280,6 +331,23 @@ def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
             return multiple_of(math.exp(NormalDist(mu, sigma).inv_cdf(drawn)), q)
         case _:
             return float(drawn)
+
+
+def _draw_of(parameter: Parameter, value: Any) -> Any:
+    """A draw that stands for the value, which is one of the parameter's."""
+    match parameter:
+        case RandInt():
+            return int(value)
+        case Normal(mu, sigma) | QNormal(mu, sigma, _):
+            return _probability_of(NormalDist(mu, sigma).cdf(value))
+        case LogNormal(mu, sigma) | QLogNormal(mu, sigma, _):
+            return _probability_of(NormalDist(mu, sigma).cdf(math.log(value)) if value > 0 else 0.0)
+        case _:
+            return float(value)
+
+
+def _probability_of(probability: float) -> float:
+    return min(max(probability, _PROBABILITY.low), _PROBABILITY.high)
 
 
 def seed_of_trial(seed: int, trial_key: int) -> int:
