@@ -155,3 +155,20 @@ def test_durations_read_as_clocks(seconds, says):
 def test_how_long_a_trial_took_keeps_the_tenths_that_matter():
     assert [output.duration(s) for s in (0.64, 41, 754)] == ["0.6 s", "41.0 s", "12:34"]
     assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
+
+
+def test_a_table_is_aligned_and_its_last_column_goes_on_below_itself(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [["1", "é中", "0.5", "a [b] c " * 5], ["12", "x", "", ""]]
+    output.print_table(["no.", "name", "value", "why"], rows, right=("no.", "value"))
+    assert capsys.readouterr().out.splitlines() == [
+        "no.  name  value  why",
+        "  1  é中     0.5  a [b] c a [b] c a [b]",
+        "                  c a [b] c a [b] c",
+        " 12  x",
+    ]
+
+
+def test_what_a_trial_wrote_moves_no_cursor_and_sets_no_title(capsys):
+    output.print_table(["why"], [["red \x1b[31m\x07 and\ttwo\nlines"]])
+    assert capsys.readouterr().out == "why\nred \\x1b[31m\\x07 and two lines\n"

@@ -192,7 +192,7 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
         "trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, logDir, "
         "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
-        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig, paiConfig)",
+        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is a list; "
         'a hyper-parameter is written {"_type": "uniform", "_value": [0, 1]}',
@@ -231,7 +231,7 @@ WRONG_VALUES = {
         "maxTrialNum: many": 'cannot use maxTrialNum: "many" is not a whole number from 1 to 99999',
         "multiPhase: true": "cannot use multiPhase: true: NNI deprecated it and nothing here does it",
         "multiThread: true": "cannot use multiThread: true: NNI deprecated it",
-        "nniManagerIp: 1.2.3": 'cannot use nniManagerIp: "1.2.3" is not an IPv4 address',
+        "nniManagerIp: 1.2.3": 'cannot use nniManagerIp: "1.2.3" is not an IPv4 address or a host name',
         "logLevel: verbose": 'cannot use logLevel: "verbose" is not one of trace, debug, info',
         "logCollection: some": 'cannot use logCollection: "some" is not none or http; write e.g. logCollection: none',
         "logDir: {your_dir}": "cannot use logDir: it is still the placeholder of an example",
@@ -257,8 +257,8 @@ WRONG_VALUES = {
         "1: x": "cannot use 1: there is no such key here",
     },
     "trainingServicePlatform: local": {
-        "trainingServicePlatform: kubeflow": "cannot use trainingServicePlatform 'kubeflow' yet: this version runs "
-        "experiments on this machine and on OpenPAI; write trainingServicePlatform: local or pai",
+        "trainingServicePlatform: remote": 'cannot use trainingServicePlatform: "remote": trials are not started over SSH; '
+        "run nnictl on that machine with trainingServicePlatform: local, or use a cluster",
         "trainingServicePlatform: locl": 'cannot use trainingServicePlatform: "locl" is not a platform; '
         "did you mean local?",
         "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',
@@ -338,7 +338,7 @@ def test_an_experiment_for_a_cluster_is_told_so_once(mistakes):
         "codeDir: .", "codeDir: .\n  image: i\n  cpuNum: 1"
     )
     (line,) = mistakes(text + "amlConfig:\n  subscriptionId: s\n")
-    assert "trainingServicePlatform 'aml'" in line
+    assert 'trainingServicePlatform: "aml": Azure Machine Learning is not supported; use a cluster' in line
 
 
 def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):

@@ -11,6 +11,7 @@ import click
 from nni_manager.cli import output
 from nni_manager.cli.client import ManagerClient
 from nni_manager.cli.experiments import KnownExperiment, resolve
+from nni_manager.cli.options import example, experiment_argument, trial_option
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 # What the manager takes.
 _MOST_IMPORTED_BYTES = 4 * 1024 * 1024
 
-_experiment = click.argument("experiment_id", metavar="[ID]", required=False)
 _file = click.option(
     "--filename",
     "-f",
@@ -29,10 +29,6 @@ _file = click.option(
     type=click.Path(path_type=Path),
     help="A JSON file.",
 )
-
-
-def _example(*lines: str) -> str:
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def register(cli: click.Group) -> None:
@@ -78,11 +74,11 @@ def update() -> None:
 
 
 @update.command(
-    epilog=_example(
+    epilog=example(
         "nnictl update searchspace --filename space.json", "nnictl update searchspace GvTf2bVe -f space.json"
     )
 )
-@_experiment
+@experiment_argument
 @_file
 def searchspace(experiment_id: str | None, path: Path) -> None:
     """Propose trials of another search space from now on; what is known so far counts where it lies in that."""
@@ -98,9 +94,9 @@ def _limit(name: str, update_type: str, key: str, kind: Any, metavar: str, help_
     @update.command(
         name,
         help=help_,
-        epilog=_example(f"nnictl update {name} --value {value}", f"nnictl update {name} GvTf2bVe -v {value}"),
+        epilog=example(f"nnictl update {name} --value {value}", f"nnictl update {name} GvTf2bVe -v {value}"),
     )
-    @_experiment
+    @experiment_argument
     @click.option("--value", "-v", required=True, type=kind, metavar=metavar, help="What it is from now on.")
     def change(experiment_id: str | None, value: Any) -> None:
         _put(experiment_id, update_type, key, value)
@@ -153,15 +149,13 @@ def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> N
 # ---- trial, experiment
 
 
-@click.command(epilog=_example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
-@_experiment
-@click.option(
-    "--trial-id", "-T", required=True, metavar="TRIAL", help="A trial that is over and did not succeed."
-)
+@click.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
+@experiment_argument
+@trial_option("A trial that is over and did not succeed.")
 def retry(experiment_id: str | None, trial_id: str) -> None:
     """Begin a new trial with the parameters of one that failed or was stopped, also when the experiment is DONE."""
     known, client = _running(experiment_id, "begin a trial of")
-    known.check_trial_id(trial_id)
+    trial_id = known.trial_id(trial_id)
     begun = client.post("/trial-jobs", trial_id, "retry")
     output.info(
         f"Trial {begun['trialJobId']} (no. {begun['sequenceId']}) has the parameters of trial {trial_id}; "
@@ -171,12 +165,12 @@ def retry(experiment_id: str | None, trial_id: str) -> None:
 
 @click.command(
     "import",
-    epilog=_example(
+    epilog=example(
         "nnictl experiment import --filename results.json",
         "nnictl experiment import GvTf2bVe -f results.json",
     ),
 )
-@_experiment
+@experiment_argument
 @_file
 def import_results(experiment_id: str | None, path: Path) -> None:
     """Let the tuner learn from results of elsewhere: a list of {"parameter": {...}, "value": 0.93}.

@@ -239,7 +239,7 @@ def _time(summary: Summary) -> str:
 def trial_cells(trial: Document) -> list[str]:
     """A trial as a row: value, how long it took, parameters; and, where there is no value, what went wrong."""
     duration = ""
-    if "startTime" in trial and "endTime" in trial:
+    if trial.get("startTime") is not None and trial.get("endTime") is not None:
         duration = output.duration((trial["endTime"] - trial["startTime"]) / 1000)
     parameters = output.parameters(trial["parameters"])
     if trial["state"] == "FAILED":
@@ -259,7 +259,7 @@ def show_results(summary: Summary, known: KnownExperiment) -> None:
         ]
         headings = ["#", "trial", "value", "time", "parameters"]
         output.plain()
-        output.console().print(output.table(headings, rows, right=("#", "value", "time")))
+        output.print_table(headings, rows, right=("#", "value", "time"))
         output.plain()
     name = known.experiment_id
     output.plain(f"All trials:       nnictl trial ls {name}")

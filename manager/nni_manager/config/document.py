@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic.alias_generators import to_camel
 
-from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, key_of
+from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, folded, key_of
 
 PathInFile = Sequence[str | int]
 
@@ -198,9 +197,11 @@ def _refuse_constant(word: str) -> None:
 def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
     """Where the child `step` is: its key's mark (an item's own in a list), and its node."""
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if str(step) in (key.value, to_camel(str(key.value))):
-                return key.start_mark, value
+        # By any of the spellings that are taken, but rather by this one.
+        for spelling in (str, folded):
+            for key, value in node.value:
+                if spelling(str(step)) == spelling(str(key.value)):
+                    return key.start_mark, value
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
         return node.value[step].start_mark, node.value[step]
     return None

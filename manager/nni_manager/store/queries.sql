@@ -36,6 +36,16 @@ SELECT * FROM trial ORDER BY sequence_id;
 -- name: get_trial -- one
 SELECT * FROM trial WHERE trial_id = :trial_id;
 
+-- name: get_trial_list -- what a list shows of each, in the order they were made
+SELECT trial_id, sequence_id, parameters, state, started_at_s, ended_at_s, reason, exit_code, message, value, warning
+FROM trial ORDER BY sequence_id;
+
+-- name: get_trial_ids -- the first of those that begin so; one that is just that comes before them
+SELECT trial_id FROM trial WHERE substr(trial_id, 1, length(:beginning)) = :beginning ORDER BY trial_id = :beginning DESC, sequence_id LIMIT :most;
+
+-- name: get_results -- of the trials that succeeded, in the order they were made
+SELECT trial_id, parameters, final FROM trial WHERE state = :state AND final IS NOT NULL ORDER BY sequence_id;
+
 -- name: save_job -- a job that may run, or has ended
 INSERT INTO job (job_id, created_at_s, ended_at_s, was_heard) VALUES (:job_id, :now_s, :ended_at_s, :was_heard)
 ON CONFLICT (job_id) DO UPDATE SET ended_at_s = excluded.ended_at_s, was_heard = excluded.was_heard;

@@ -602,6 +602,21 @@ class StoreReader:
         """All trials, in the order they were made."""
         return self._trials("get_trials", "get_progress_of_trials", {})
 
+    def trial_list(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of all trials in the order they were made, without what a list has no room for. `parameters` is JSON text."""
+        return [dict(row) for row in self._rows("get_trial_list")]
+
+    def trial_ids(self, beginning: str, most: int) -> list[str]:
+        """The one trial of this id; or some whose ids begin so, in the order they were made."""
+        values = {"beginning": beginning, "most": most}
+        found = [row["trial_id"] for row in self._rows("get_trial_ids", values)]
+        return found[:1] if found and found[0] == beginning else found
+
+    def results(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Id, parameters and result (JSON text) of each trial that succeeded with one, in the order they were made."""
+        for row in self._rows("get_results", {"state": TrialState.SUCCEEDED.value}):
+            yield row["trial_id"], json.loads(row["parameters"]), row["final"]
+
     def trial(self, trial_id: str) -> Trial | None:
         """One trial; None when there is none of that id."""
         found = self._trials("get_trial", "get_progress_of_trial", {"trial_id": trial_id})

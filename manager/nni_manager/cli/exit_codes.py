@@ -1,0 +1,3 @@
+"""How nnictl ends."""
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
