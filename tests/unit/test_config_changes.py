@@ -104,7 +104,9 @@ def test_all_mistakes_of_a_search_space_are_told_and_what_its_tuner_cannot_searc
 @pytest.mark.parametrize("value", [0.25, {"default": 0.25, "loss": 3}, "0.25", '{"default": 0.25}'])
 def test_a_result_is_a_number_or_has_one_as_an_export_writes_it(value: Any) -> None:
     entry = {"parameter": PARAMETERS, "value": value, "trialJobId": "aB3dE"}
-    assert results_of([entry], SPACE) == [KnownResult(PARAMETERS, 0.25)]
+    assert results_of([entry], SPACE, "TPE") == [
+        KnownResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
+    ]
 
 
 def test_every_mistake_of_a_file_is_told_with_its_place() -> None:
@@ -115,8 +117,8 @@ def test_every_mistake_of_a_file_is_told_with_its_place() -> None:
         "no result",
         {},
     ]
-    results, problems = read_results(raw, SPACE)
-    assert results == [KnownResult(PARAMETERS, 1.0)]
+    results, problems = read_results(raw, SPACE, "TPE")
+    assert results == [KnownResult(PARAMETERS, 1.0, "1")]
     places = [place for place, _ in problems]
     assert places == [
         (1, "value"), (1, "parameter"), (1, "parameter"), (1, "parameter"), (2, "parmeter"), (2, "value"), (2, "parameter"), (3,),
@@ -124,17 +126,34 @@ def test_every_mistake_of_a_file_is_told_with_its_place() -> None:
     ]  # fmt: skip
     assert all(message.startswith("cannot ") for _, message in problems)
     with pytest.raises(ConfigInvalid) as caught:
-        results_of(raw, SPACE)
+        results_of(raw, SPACE, "TPE")
     assert len(caught.value.mistakes) == len(problems)
+
+
+@pytest.mark.parametrize(
+    ("tuner", "raw", "parameters"),
+    [
+        ("BatchTuner", {"combine_params": {"_type": "choice", "_value": [{"lr": 1}, {"lr": 2}]}}, {"lr": 2}),
+        ("Hyperband", {"lr": {"_type": "choice", "_value": [1, 2]}}, {"lr": 2, "TRIAL_BUDGET": 3}),
+    ],
+)
+def test_parameters_are_those_that_the_tuners_trials_get(
+    tuner: str, raw: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    space = parse_search_space(raw)
+    entries = [{"parameter": parameters, "value": 1}, {"parameter": {"lr": 3}, "value": 1}]
+    results, problems = read_results(entries, space, tuner)
+    assert [result.parameters for result in results] == [parameters]
+    assert [place for place, _ in problems] == [(1, "parameter")]
 
 
 @pytest.mark.parametrize("raw", [None, {}, [], "[]", 3, {"parameter": PARAMETERS, "value": 1}])
 def test_what_is_no_list_of_results_is_refused(raw: Any) -> None:
-    assert [place for place, _ in read_results(raw, SPACE)[1]] == [()]
+    assert [place for place, _ in read_results(raw, SPACE, "TPE")[1]] == [()]
 
 
 def test_of_very_many_mistakes_the_first_are_told() -> None:
-    assert len(read_results([{}] * 10_000, SPACE)[1]) == MOST_MISTAKES
+    assert len(read_results([{}] * 10_000, SPACE, "TPE")[1]) == MOST_MISTAKES
 
 
 json_values = st.recursive(
@@ -149,6 +168,6 @@ json_values = st.recursive(
 
 @given(raw=json_values)
 def test_whatever_is_sent_is_read_or_refused(raw: Any) -> None:
-    results, problems = read_results(raw, SPACE)
+    results, problems = read_results(raw, SPACE, "TPE")
     assert problems or results
     assert all(0 <= result.parameters["lr"] <= 1 for result in results)

@@ -180,7 +180,7 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "codeDir: .": "codeDir: nowhere",
     }
     space = '{"lr": {"_type": "uniform", "_value": [1, 0]},\n "bs": [16, 32]}'
-    assert mistakes(GOOD + "maxTrialNumber: 3\n", space, replace=changed) == [
+    assert mistakes(GOOD + "maxTrialNumbr: 3\n", space, replace=changed) == [
         "experiment.yml: cannot do without authorName: it must be a name; write e.g. authorName: your name",
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
@@ -188,7 +188,7 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "did you mean TPE? (known: TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
         "MetisTuner, SMAC, CmaEs, NSGAII, QMC)",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
-        "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
+        "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
         "maxTrialDuration, maxTrialRetry, trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, "
         "nniManagerIp, logDir, "
@@ -229,6 +229,10 @@ WRONG_VALUES = {
         "maxExecDuration: 5|": 'cannot use maxExecDuration: "5|" is not a whole number and one of s, m, h, d',
         "maxExecDuration: 0h": "cannot use maxExecDuration",
         "maxExecDuration: 5": "cannot use maxExecDuration: 5 is not a whole number and one of s, m, h, d",
+        "maxTrialNumber: 3": "cannot use maxTrialNumber: it is of NNI's second schema; write maxTrialNum here",
+        "trainingService: {platform: local}": "it is of NNI's second schema, and trainingServicePlatform of the first",
+        "sharedStorage: {storageType: NFS}": "cannot use sharedStorage: a platform has its own storage; name it there",
+        "machineList: []": "cannot use machineList: trials are not started over SSH; run nnictl on that machine",
         "maxTrialNum: many": 'cannot use maxTrialNum: "many" is not a whole number from 1 to 99999',
         "multiPhase: true": "cannot use multiPhase: true: NNI deprecated it and nothing here does it",
         "multiThread: true": "cannot use multiThread: true: NNI deprecated it",

@@ -108,7 +108,7 @@ def test_an_assessor_has_v2s_names(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "memory_mb"),
-    [("8gb", 8192), ("8 g", 8192), ("1.5GB", 1536), ("512mb", 512), ("1t", 1024 * 1024)],
+    [("8gb", 8192), ("8 g", 8192), ("1.5GB", 1536), ("512mb", 512), ("1t", 1024 * 1024), ("1048577kb", 1025)],
 )
 def test_sizes_are_read_with_their_units(place: Path, size: str, memory_mb: int) -> None:
     config = read(place, OPENPAI.replace("8 GB", f'"{size}"'))
@@ -134,8 +134,8 @@ def test_keys_may_be_written_with_underscores(place: Path) -> None:
         ("trialConcurrency: 2", "trialConcurrency: 0", 3, "trialConcurrency", "cannot use trialConcurrency: 0 is not"),
         ("trialCommand: python3 train.py", "trialCommand: 5", 2, "trialCommand", "cannot use trialCommand: 5 is not"),
         ("  token: a-token", "  token: 5", 10, "trainingService.token", "write e.g. token: "),
-        ("8 GB", "much", 12, "trainingService.trialMemorySize", '"much" is not a size; write e.g. trialMemorySize: 8gb'),
-        ("8 GB", "1mb", 12, "trainingService.trialMemorySize", "cannot use trainingService.trialMemorySize: 1 is not"),
+        ("8 GB", "much", 12, "trainingService.trialMemorySize", '"much" is not a whole number of MB from 100 on, or'),
+        ("8 GB", "1mb", 12, "trainingService.trialMemorySize", 'cannot use trainingService.trialMemorySize: "1mb" is not'),
         ("  storageConfigName", "  storageName", 17, "trainingService.storageName", "did you mean"),
         ("trialGpuNumber: 1\n", "", None, "trialGpuNumber", "cannot do without trialGpuNumber"),
         ("  username: ada\n", "", 6, "trainingService.username", "cannot do without trainingService.username"),

@@ -49,6 +49,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
+    TunerNotReady,
     UsageReported,
 )
 from nni_manager.domain.experiment import NEXT, Experiment, ExperimentEvent, ExperimentState
@@ -129,6 +130,10 @@ class Search:
         sequence_id = self.asked.pop(0)
         self.handle(ParametersSuggested(f"t{sequence_id}", sequence_id, {"lr": 0.1}, {}, 10.0))
         return f"t{sequence_id}"
+
+    def put_off(self, index: int = 0) -> None:
+        """The tuner has no answer now."""
+        self.handle(TunerNotReady(self.asked.pop(index % len(self.asked))))
 
     def propose(self, trial_id: str) -> Trial:
         """Somebody wants a trial of his own."""
@@ -409,6 +414,55 @@ def test_an_exhausted_tuner_ends_the_asking_and_not_the_trials(a_search) -> None
     assert search.state is ExperimentState.TUNER_NO_MORE_TRIAL
     search.run("t0")
     assert search.asked == []
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
+def test_a_tuner_that_has_nothing_now_is_asked_again_when_a_trial_is_over(a_search) -> None:
+    search = a_search(concurrency=3)
+    search.suggest()
+    search.suggest()
+    search.put_off()
+    assert (search.asked, search.state) == ([], ExperimentState.RUNNING)
+    search.start("t0")
+    search.handle(TimePassed())
+    assert search.asked == []
+    search.run("t1")
+    assert search.asked == [2, 3]
+    search.put_off(1)
+    assert search.suggest() == "t2"
+    assert search.asked == [3], "it had an answer, so it may have another"
+
+
+def test_an_end_while_the_tuner_was_asked_may_have_changed_its_answer(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=None)
+    search.suggest()
+    search.run("t0")
+    assert search.asked == [1, 2]
+    search.put_off()
+    search.put_off()
+    assert search.state is ExperimentState.DONE, "nothing runs, and nothing has changed since"
+    other = a_search(concurrency=2)
+    other.suggest()
+    other.put_off()
+    assert other.asked == []
+    other.run("t0")
+    assert other.asked == [1, 2]
+
+
+def test_an_answer_older_than_an_end_does_not_keep_the_tuner_from_being_asked(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=2)
+    search.suggest()
+    assert search.asked == [1]
+    search.run("t0")  # the question was asked before this
+    search.put_off()
+    assert search.asked == [1]
+
+
+def test_a_tuner_that_has_nothing_while_nothing_runs_has_nothing_at_all(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.suggest()
+    search.run("t0")
+    search.put_off()
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
@@ -1105,7 +1159,7 @@ def test_a_proposed_trial_is_the_next_one_and_the_tuner_learns_of_it(a_search) -
     search.run("t0")
     assert (search.submitted, search.asked) == (["t0", "mine"], [])
     search.run("mine", "0.5")
-    assert search.taught == [TeachTuner({"lr": 0.7}, 0.5)]
+    assert search.taught == [TeachTuner("mine", 0.5)]
     assert search.told == [TellTuner(0, 1.0)]
     assert search.asked == [2], "it counts among maxTrialNum"
     search.run(search.suggest())
@@ -1269,6 +1323,11 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search.asked.pop(index % len(self.search.asked))
         event = TunerFailed("boom", was_asked=True) if fails else TunerExhausted()
         self._do(lambda: self.search.handle(event))
+
+    @precondition(lambda self: self.search.asked)
+    @rule(index=TRIALS)
+    def tuner_has_nothing_now(self, index: int) -> None:
+        self._do(lambda: self.search.put_off(index))
 
     @precondition(lambda self: self.search.told)
     @rule(happens=st.sampled_from([True, False, False, False]))

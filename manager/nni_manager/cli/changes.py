@@ -183,12 +183,12 @@ def import_results(experiment_id: str | None, path: Path) -> None:
 
     known, client = _running(experiment_id, "import results into")
     document = read_json(path, _MOST_IMPORTED_BYTES)
-    space = parse_search_space(client.get("/experiment")["params"]["searchSpace"])
-    _refuse(document, read_results(document.value, space)[1])
+    params = client.get("/experiment")["params"]
+    space, tuner = parse_search_space(params["searchSpace"]), params["tuner"]["builtinTunerName"]
+    _refuse(document, read_results(document.value, space, tuner)[1])
     counts = client.post("/experiment/import-data", document=document.value)
     output.info(f"Imported {counts['imported']} results into experiment {known.experiment_id}")
     if counts["used"] < counts["imported"]:
-        tuner = client.get("/experiment")["params"]["tuner"]["builtinTunerName"]
         output.warning(
             f"the tuner {tuner} makes use of {counts['used']} of them; the page on tuners says which learn so"
         )

@@ -43,7 +43,7 @@ from nni_manager.config.v1 import (
     PaiExperimentV1,
     megabytes,
 )
-from nni_manager.config.v2 import DocumentV2, as_v1, is_v2
+from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, words_of_v2
 
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 # Their placeholders are told where paths are.
@@ -65,13 +65,44 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentCo
     Raises:
         ConfigInvalid: with every mistake of the experiment file, of its search space and of annotations, in the order of lines.
     """
+    return _Reading(path, _document(path), reads_code).experiment()
+
+
+def schema_of(path: Path) -> Literal["v1", "v2"]:
+    """The schema that a file is written in.
+
+    Raises:
+        ConfigInvalid: it cannot be read.
+    """
+    return "v2" if isinstance(_document(path), DocumentV2) else "v1"
+
+
+def read_first_schema(path: Path) -> dict[str, Any]:
+    """The keys and values of a file in NNI's first schema, in camelCase and of the right types; nothing else of it is checked.
+
+    Raises:
+        ConfigInvalid: with every mistake of their shape, or because the file is in the second schema.
+    """
+    document = _document(path)
+    if isinstance(document, DocumentV2):
+        raise ConfigInvalid(
+            [Mistake(str(path), None, None, "", f"cannot convert {path.name}: it is in NNI's second schema")]
+        )
+    reading = _Reading(path, document, reads_code=False)
+    mistakes = [*document.mistakes, *reading.mistakes_of_shape()]
+    if mistakes:
+        raise ConfigInvalid(mistakes)
+    return reading.raw
+
+
+def _document(path: Path) -> Document:
     document = read_yaml(path)
     if not isinstance(document.value, dict):
         message = (
             f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
         )
         raise ConfigInvalid([Mistake(str(path), 1, 1, "", message)])
-    return _Reading(path, as_v1(document) if is_v2(document.value) else document, reads_code).experiment()
+    return as_v1(document) if is_v2(document.value) else document
 
 
 AnyExperimentV1: TypeAlias = (
@@ -105,13 +136,13 @@ class _Reading:
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
         self.mistakes = list(document.mistakes)
         self.expansions: list[Expansion] = []
-        self.warnings: list[str] = []
+        self.warnings: list[str] = list(document.warnings) if isinstance(document, DocumentV2) else []
         self.is_annotated = False
 
     def experiment(self) -> ExperimentConfig:
         """The experiment. Each step notes mistakes and goes on, so that later ones are found too."""
-        file, mistakes = check(self.schema, self.raw, self.document)
-        self.mistakes += self._without_other_platforms(mistakes)
+        file, mistakes = self._check()
+        self.mistakes += mistakes
         class_args = self._class_args()
         self._check_args_of_assessor()
         uses_annotation = self.raw.get("useAnnotation") is True
@@ -191,6 +222,15 @@ class _Reading:
             warnings=tuple(self.warnings),
             kubernetes=kubernetes,
         )
+
+    def mistakes_of_shape(self) -> list[Mistake]:
+        """What is wrong with keys and types, whatever else is."""
+        return self._check()[1]
+
+    def _check(self) -> tuple[AnyExperimentV1 | None, list[Mistake]]:
+        words = {} if isinstance(self.document, DocumentV2) else words_of_v2()
+        file, mistakes = check(self.schema, self.raw, self.document, answers=words)
+        return file, self._without_other_platforms(mistakes)
 
     @property
     def platform(self) -> Literal["local", "pai", "frameworkcontroller", "kubeflow"]:
@@ -346,8 +386,11 @@ class _Reading:
 
     def _refuse_placeholders(self, *sections: str) -> None:
         """Say of each text that an example asks to replace; commands may hold what looks like it."""
+        told = {each.key for each in self.mistakes}
         for section in sections:
             for place, value in _texts_in(self._within(section), (section,)):
+                if self.document.mistake(place, "").key in told:
+                    continue
                 if place[-1] not in ("command", *_PATHS_OF_THIS_MACHINE) and is_placeholder(value):
                     self._refuse(
                         place,
@@ -446,7 +489,7 @@ class _Reading:
         written = self.raw.get("searchSpacePath")
         if written is None:
             self._refuse(
-                ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
+                    ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
                 "write e.g. searchSpacePath: search_space.json"
             )  # fmt: skip
         path = self._absolute("searchSpacePath", written)
@@ -460,7 +503,8 @@ class _Reading:
             return {}, None
         try:
             # Named in messages as the user would reach it: beside the experiment file as they typed that.
-            document = read_json(self.path.parent / Path(str(written)).expanduser())
+            shown_path = self.path.parent / Path(str(written)).expanduser()
+            document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
             self.mistakes += error.mistakes
             return {}, None

@@ -300,7 +300,7 @@ class PaiConfigV1(Schema):
         pattern=r"^\S+$",
         repr=False,
     )
-    pass_word: str | None = must_be("your password there", "...", None, min_length=1, repr=False)
+    pass_word: str | None = must_be("your password there", "'...'", None, min_length=1, repr=False)
     host: str = must_be(
         "the host of OpenPAI, or local for the cluster that this machine brings along",
         "https://openpai.example.com",

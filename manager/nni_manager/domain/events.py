@@ -4,7 +4,7 @@ Times inside events are seconds since the epoch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
@@ -35,6 +35,13 @@ class ParametersSuggested:
 @dataclass(frozen=True, slots=True)
 class TunerExhausted:
     """The tuner has no parameters left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunerNotReady:
+    """The tuner has no parameters at present, and may have some when another trial is over."""
+
+    sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +226,7 @@ Event = (
     Begun
     | ParametersSuggested
     | TunerExhausted
+    | TunerNotReady
     | TunerFailed
     | AttemptStarted
     | MetricsStored
@@ -255,17 +263,18 @@ class AskTuner:
 
 @dataclass(frozen=True, slots=True)
 class TellTuner:
-    """How a trial came out. None: it has no result."""
+    """How a trial came out. None: it has no result. By its id the rest of it can be looked up."""
 
     sequence_id: int
     value: float | None
+    trial_id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TeachTuner:
     """How a trial came out whose parameters a person gave."""
 
-    parameters: Mapping[str, Any]
+    trial_id: str
     value: float
 
 

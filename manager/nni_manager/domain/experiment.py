@@ -3,8 +3,9 @@
 Theory of operation. As long as the experiment runs it keeps `concurrency` trials alive: each free place becomes a question
 to the tuner, each answer a trial. Each trial is a job, or with reuse is given to a job that has nothing to do. A trial's place
 is free when the trial has its final state, which is when every byte it wrote is stored. Reaching a limit or an exhausted
-tuner ends the asking, not the trials; the experiment is DONE when the last of them is final. Nothing here looks at all
-trials, so the ten-thousandth costs what the tenth did.
+tuner ends the asking, not the trials; the experiment is DONE when the last of them is final. A tuner that has nothing at
+present is asked again, by the same number, when a trial has ended or another question was answered; when neither can come, it
+is exhausted. Nothing here looks at all trials, so the ten-thousandth costs what the tenth did.
 
 An assessor, if there is one, hears the numbers of intermediate results and may refuse a trial, which is then stopped early.
 
@@ -66,6 +67,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
+    TunerNotReady,
     UsageReported,
 )
 from nni_manager.domain.jobs import Job, Jobs, JobState
@@ -215,6 +217,13 @@ class Experiment:
     jobs: Jobs = field(default_factory=Jobs)
     _running_since_s: float | None = None
     _asked: int = 0
+    _put_off: list[int] = field(default_factory=list)
+    """Numbers of questions that the tuner had no answer to yet."""
+    _tuner_waits: bool = False
+    """Whether asking now would be no use: nothing has happened since it had no answer."""
+    _ends: int = 0
+    _ends_when_asked: int = 0
+    """How many trials were over when the last question was asked: an answer may be older than an end."""
     _next_sequence_id: int = 0
     _live: int = 0
     _timed: dict[str, None] = field(default_factory=dict)
@@ -256,11 +265,22 @@ class Experiment:
         """What the tuner learns from a trial that is over; None: nothing."""
         if trial.state is TrialState.SUCCEEDED:
             return trial.value
-        # NNI calls a trial that ran for too long early stopped as well.
-        is_cut = trial.state in (TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED)
-        if is_cut and self.learns_from_early_stopped:
+        if self._is_cut_and_counts(trial):
             return trial.value if trial.value is not None else reward(trial.intermediate or "")
         return None
+
+    def metric_of(self, trial: Trial) -> str | None:
+        """All that the tuner may know of the result of a trial that is over, as JSON text; None: it has none."""
+        if trial.state is TrialState.SUCCEEDED:
+            return trial.final
+        if self._is_cut_and_counts(trial):
+            return trial.final if trial.final is not None else trial.intermediate
+        return None
+
+    def _is_cut_and_counts(self, trial: Trial) -> bool:
+        # NNI calls a trial that ran for too long early stopped as well.
+        is_cut = trial.state in (TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED)
+        return is_cut and self.learns_from_early_stopped
 
     @property
     def trials_with_jobs(self) -> list[Trial]:
@@ -319,6 +339,11 @@ class Experiment:
             case TunerExhausted():
                 self._asked -= 1
                 return self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
+            case TunerNotReady():
+                self._asked -= 1
+                insort(self._put_off, event.sequence_id)
+                self._tuner_waits = self._ends_when_asked == self._ends
+                return []
             case TunerFailed():
                 self._asked -= event.was_asked
                 return self._fail(event.message, now_s)
@@ -372,6 +397,7 @@ class Experiment:
 
     def _add_trial(self, event: ParametersSuggested, now_s: float) -> list[Effect]:
         self._asked -= 1
+        self._tuner_waits = False
         trial = Trial(
             event.trial_id,
             event.sequence_id,
@@ -426,6 +452,7 @@ class Experiment:
         left = self._trials_left
         if self._is_out_of_time(now_s) or (left is not None and left <= 0):
             return []
+        self._tuner_waits = False
         effects = self._move(ExperimentEvent.MORE_WANTED, now_s)
         self._finished = self._finished and self.state.is_over
         return effects
@@ -728,6 +755,8 @@ class Experiment:
         """The trial is final: its place is free, and the tuner learns of it."""
         self._live -= 1
         self._timed.pop(trial.trial_id, None)
+        self._ends += 1
+        self._tuner_waits = False
         self._note_outcome(trial)
         if self.reuses_jobs:
             self.jobs.free(trial.job_id, trial.trial_id)
@@ -739,9 +768,9 @@ class Experiment:
         effects: list[Effect] = [SaveTrial(trial)]
         lesson = self.lesson_of(trial)
         if not trial.is_customized:
-            effects.append(TellTuner(trial.sequence_id, lesson))
+            effects.append(TellTuner(trial.sequence_id, lesson, trial.trial_id))
         elif lesson is not None:
-            effects.append(TeachTuner(trial.parameters, lesson))
+            effects.append(TeachTuner(trial.trial_id, lesson))
         if self.is_assessed:
             effects.append(TellAssessor(trial.sequence_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.keeper_has_matched:
@@ -815,13 +844,17 @@ class Experiment:
             left = self._trials_left
             if self._is_out_of_time(now_s) or (left is not None and left <= 0 and not self._asked):
                 effects += self._move(ExperimentEvent.LIMIT_REACHED, now_s)
+            elif self._tuner_waits:
+                if not self._live and not self._asked:
+                    self._tuner_waits = False
+                    effects += self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
             else:
                 ahead = self.jobs.busy if self._asks_ahead else 0
                 free = self.limits.concurrency + ahead - self._live - self._asked
                 for _ in range(free if left is None else min(free, left)):
                     self._asked += 1
-                    effects.append(AskTuner(self._next_sequence_id))
-                    self._next_sequence_id += 1
+                    self._ends_when_asked = self._ends
+                    effects.append(AskTuner(self._new_sequence_id()))
         effects += self._fit_jobs()
         if self._live == 0 and self._asked == 0:
             if (self.state, ExperimentEvent.ALL_ENDED) in NEXT:
@@ -830,6 +863,12 @@ class Experiment:
                 self._finished = True
                 effects.append(Finish())
         return effects
+
+    def _new_sequence_id(self) -> int:
+        if self._put_off:
+            return self._put_off.pop(0)
+        self._next_sequence_id += 1
+        return self._next_sequence_id - 1
 
     def _move(self, event: ExperimentEvent, now_s: float) -> list[Effect]:
         before, self.state = self.state, NEXT[self.state, event]

@@ -22,9 +22,10 @@ from nni_manager.domain.events import (
     TrialRefused,
     TunerExhausted,
     TunerFailed,
+    TunerNotReady,
 )
 from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import PastTrial, Tuner
+from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
 from nni_manager.tuner.proposer import Proposer
 
 log = logging.getLogger(__name__)
@@ -73,19 +74,27 @@ class Algorithms:
             await loop.run_in_executor(self._assessor_thread, self._assessment.restore, courses())
 
     def close(self) -> None:
-        """Ask and tell nothing more; what runs is not waited for."""
+        """Ask and tell nothing more; what runs is not waited for, and ended where it can be."""
+        self._proposer.close()
+        if self._assessment is not None:
+            self._assessment.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
         self._assessor_thread.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, sequence_id: int) -> None:
         """Ask the tuner for the parameters of a trial."""
         try:
-            suggestion = await self._in_tuner_thread(self._proposer.ask, sequence_id)
+            suggestion: Suggestion | Later | None = await self._in_tuner_thread(
+                self._proposer.ask, sequence_id
+            )
         except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
             self._note_tuner_failure(error, was_asked=True)
             return
         if suggestion is None:
             self._post(TunerExhausted())
+            return
+        if suggestion is Later.LATER:
+            self._post(TunerNotReady(sequence_id))
             return
         self._post(
             ParametersSuggested(
@@ -93,17 +102,17 @@ class Algorithms:
             )
         )
 
-    async def tell(self, sequence_id: int, value: float | None) -> None:
+    async def tell(self, sequence_id: int, result: TrialResult) -> None:
         """Tell the tuner how a trial came out."""
         try:
-            await self._in_tuner_thread(self._proposer.tell, sequence_id, value)
+            await self._in_tuner_thread(self._proposer.hear, sequence_id, result)
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
 
     async def teach(self, results: Sequence[KnownResult]) -> int:
         """Let the tuner learn from results of parameters that it did not propose; how many of them it makes use of."""
         try:
-            return int(await self._in_tuner_thread(self._proposer.import_data, results))
+            return int(await self._in_tuner_thread(self._proposer.import_results, results))
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
             return 0

@@ -76,7 +76,9 @@ class Changes:
         """
         engine = self._engine
         # Of ten thousand it takes a second.
-        results = tuple(await asyncio.to_thread(results_of, raw, engine.config.search_space))
+        results = tuple(
+            await asyncio.to_thread(results_of, raw, engine.config.search_space, engine.config.tuner.name)
+        )
         position, self._imported = self._imported, self._imported + len(results)
         await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
         used = await engine.algorithms.teach(results)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 import string
@@ -63,7 +64,7 @@ from nni_manager.store.store import (
 )
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import PastTrial, Tuner
+from nni_manager.tuner.base import PastTrial, TrialResult, Tuner
 from trial_keeper import __version__
 from trial_keeper.wire.limits import collected
 from trial_keeper.wire.messages import Stream
@@ -180,12 +181,29 @@ class Engine:
 
     def _past(self, trial: Trial) -> PastTrial:
         value = self.experiment.lesson_of(trial)
-        return PastTrial(trial.sequence_id, trial.parameters, trial.memo, value, trial.state.is_final)
+        return PastTrial(
+            trial.sequence_id,
+            trial.parameters,
+            trial.memo,
+            value,
+            trial.state.is_final,
+            trial.trial_id,
+            self.experiment.metric_of(trial),
+            trial.state is TrialState.SUCCEEDED,
+        )
+
+    def _result_of(self, told: TellTuner) -> TrialResult:
+        trial = self.experiment.trials[told.trial_id]
+        has_succeeded = trial.state is TrialState.SUCCEEDED
+        return TrialResult(trial.trial_id, told.value, self.experiment.metric_of(trial), has_succeeded)
+
+    def _lesson(self, trial: Trial, value: float) -> KnownResult:
+        return KnownResult(trial.parameters, value, self.experiment.metric_of(trial) or json.dumps(value))
 
     def _lessons(self, trials: Iterable[Trial]) -> list[KnownResult]:
         """What these came to, without those that came to nothing."""
         lessons = ((trial, self.experiment.lesson_of(trial)) for trial in trials if trial.state.is_final)
-        return [KnownResult(trial.parameters, value) for trial, value in lessons if value is not None]
+        return [self._lesson(trial, value) for trial, value in lessons if value is not None]
 
     def all_known(self) -> tuple[list[KnownResult], set[int]]:
         """All that a tuner could learn from, and the sequence ids of the trials that are over."""
@@ -354,9 +372,9 @@ class Engine:
             case AskTuner():
                 self._spawn(self.algorithms.ask(effect.sequence_id))
             case TellTuner():
-                self._spawn(self.algorithms.tell(effect.sequence_id, effect.value))
+                self._spawn(self.algorithms.tell(effect.sequence_id, self._result_of(effect)))
             case TeachTuner():
-                self._spawn(self._teach(KnownResult(effect.parameters, effect.value)))
+                self._spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
             case AskAssessor():
                 self._spawn(self.algorithms.assess(effect))
             case TellAssessor():
@@ -411,8 +429,8 @@ class Engine:
         if self.experiment.state.is_over:  # else somebody has asked for more meanwhile
             self.finished.set()
 
-    async def _teach(self, result: KnownResult) -> None:
-        await self.algorithms.teach([result])
+    async def _teach(self, trial: Trial, value: float) -> None:
+        await self.algorithms.teach([self._lesson(trial, value)])
 
     def durable(self) -> "asyncio.Future[None]":
         """Done when all that was decided so far is stored."""

@@ -255,4 +255,4 @@ def export_view(trials: Iterable[Trial]) -> list[dict[str, Any]]:
 
 def imported_view(results: Iterable[KnownResult]) -> list[dict[str, Any]]:
     """Results from elsewhere, as they can be imported again."""
-    return [{"parameter": result.parameters, "value": result.value} for result in results]
+    return [{"parameter": result.parameters, "value": json.loads(result.metric)} for result in results]

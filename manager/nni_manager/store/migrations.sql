@@ -34,5 +34,5 @@ ALTER TABLE trial ADD COLUMN first_attempts TEXT NOT NULL DEFAULT '{}';
 CREATE TABLE imported (
     position   INTEGER PRIMARY KEY,
     parameters TEXT NOT NULL,
-    value      REAL NOT NULL
+    metric     TEXT NOT NULL
 ) STRICT;

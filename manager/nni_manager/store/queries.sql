@@ -13,7 +13,7 @@ UPDATE experiment SET state = :state, error = :error, active_s = :active_s, ende
 UPDATE experiment SET config = :config;
 
 -- name: add_imported -- one result from elsewhere
-INSERT INTO imported (position, parameters, value) VALUES (?, ?, ?);
+INSERT INTO imported (position, parameters, metric) VALUES (?, ?, ?);
 
 -- name: get_imported -- all of them, in the order in which they came
 SELECT * FROM imported ORDER BY position;
@@ -65,6 +65,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: get_offsets -- how far the streams of an attempt are durable
 SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task;
+
+-- name: get_streams -- whose they are
+SELECT DISTINCT trial_id, task, stream FROM stream;
 
 -- name: get_garbage -- the trials whose metrics hold bytes that were no record, and how many
 SELECT trial_id, sum(garbage_bytes) AS garbage_bytes FROM stream WHERE garbage_bytes > 0 GROUP BY trial_id;

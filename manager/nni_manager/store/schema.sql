@@ -87,5 +87,5 @@ CREATE TABLE usage (
 CREATE TABLE imported (
     position   INTEGER PRIMARY KEY,
     parameters TEXT NOT NULL,                      -- JSON
-    value      REAL NOT NULL
+    metric     TEXT NOT NULL                       -- JSON text of all that was reported as the result
 ) STRICT;

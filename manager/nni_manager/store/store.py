@@ -19,7 +19,7 @@ from typing import Any
 from nni_manager.config.known_results import KnownResult
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
-from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS
+from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
 from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage, gpus_from_json, gpus_to_json
@@ -377,7 +377,7 @@ class Store:
                 self._connection.executemany(
                     QUERIES["add_imported"],
                     [
-                        (position, json.dumps(result.parameters), result.value)
+                        (position, json.dumps(result.parameters), result.metric)
                         for position, result in enumerate(write.results, write.position)
                     ],
                 )
@@ -672,8 +672,20 @@ class StoreReader:
     def imported(self) -> list[KnownResult]:
         """The results from elsewhere, in the order in which they came."""
         return [
-            KnownResult(json.loads(row["parameters"]), row["value"]) for row in self._rows("get_imported")
+            KnownResult(json.loads(row["parameters"]), reward(row["metric"]), row["metric"])
+            for row in self._rows("get_imported")
         ]
+
+    def streams(self) -> list[tuple[str, str, str]]:
+        """Trial, task and stream of everything that was replicated."""
+        return [(row["trial_id"], row["task"], row["stream"]) for row in self._rows("get_streams")]
+
+    def rows_of(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+        """Every row of one of the schema's tables, one after another."""
+        # Names of the schema's own; quoted, for some are words of SQL.
+        named = ", ".join(f'"{column}"' for column in columns)
+        with _readers_errors(self._path):
+            yield from map(tuple, self._connection.execute(f'SELECT {named} FROM "{table}"'))
 
     def usage_of(self, trial_id: str) -> list[UsageRow]:
         """What the tasks of a trial used, in all its attempts, oldest first."""

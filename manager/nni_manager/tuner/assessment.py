@@ -27,6 +27,9 @@ class Assessor(ABC):
         Also for an attempt that failed; the trial may then be shown again, from its first result on.
         """
 
+    def close(self) -> None:  # noqa: B027 - most have started nothing
+        """End what the assessor has started. May be called from any thread, also while another call is under way."""
+
 
 @dataclass(frozen=True, slots=True)
 class PastCourse:
@@ -60,6 +63,10 @@ class Assessment:
         """The trial is final."""
         _, course = self._courses.pop(trial_key, (0, []))
         self._assessor.end(trial_key, course, has_succeeded=has_succeeded)
+
+    def close(self) -> None:
+        """See `Assessor`."""
+        self._assessor.close()
 
     def restore(self, courses: Iterable[PastCourse]) -> None:
         """Know what was reported before, trial by trial. Those that run are judged when they report again."""

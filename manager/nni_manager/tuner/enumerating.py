@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from nni_manager.config.known_results import KnownResult
-from nni_manager.config.search_space import (
-    Choice,
-    Nested,
-    Parameter,
-    QUniform,
-    RandInt,
-    SearchSpace,
-    same_json,
-)
+from nni_manager.config.search_space import Choice, Nested, Parameter, QUniform, RandInt, SearchSpace
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import PastTrial, Suggestion, Tuner
 
@@ -28,9 +21,6 @@ class _Points(Protocol):
 
     def at(self, index: int) -> Any:
         """The point of this index, from 0 up to `count`."""
-
-    def index_of(self, point: Any) -> int | None:
-        """The index of this point; None when it is not in the list."""
 
 
 class EnumeratingTuner(Tuner):
@@ -44,12 +34,13 @@ class EnumeratingTuner(Tuner):
         self._index_of: dict[int, int] = {}
         self._proposed: set[int] = set()
         self._next = 0
+        self._known_elsewhere: set[str] = set()
 
     def ask(self, trial_key: int) -> Suggestion | None:
         """See `Tuner.ask`."""
         if trial_key in self._index_of:
             raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
-        while self._next in self._proposed:
+        while self._next < self._points.count and self._is_known(self._next):
             self._next += 1
         if self._next >= self._points.count:
             return None
@@ -57,6 +48,17 @@ class EnumeratingTuner(Tuner):
         self._note(trial_key, index)
         # A copy: what the caller does to its parameters must not reach the search space.
         return Suggestion(copy.deepcopy(self._points.at(index)), {"index": index})
+
+    def _is_known(self, index: int) -> bool:
+        if index in self._proposed:
+            return True
+        return bool(self._known_elsewhere) and _canonical(self._points.at(index)) in self._known_elsewhere
+
+    def import_results(self, results: Iterable[KnownResult]) -> int:
+        """See `Tuner.import_results`: what is known is not tried again, whatever came of it."""
+        known = [_canonical(dict(result.parameters)) for result in results]
+        self._known_elsewhere.update(known)
+        return len(known)
 
     def tell(self, trial_key: int, value: float | None) -> None:
         """See `Tuner.tell`; nothing is learned."""
@@ -78,13 +80,6 @@ class EnumeratingTuner(Tuner):
                 )
             self._note(trial.key, index)
 
-    def import_data(self, results: Sequence[KnownResult]) -> int:
-        """See `Tuner.import_data`; points that were tried elsewhere are not proposed."""
-        indices = [self._points.index_of(result.parameters) for result in results]
-        known = [index for index in indices if index is not None]
-        self._proposed.update(known)
-        return len(known)
-
     def _note(self, trial_key: int, index: int) -> None:
         self._index_of[trial_key] = index
         self._proposed.add(index)
@@ -104,10 +99,6 @@ class Batch:
         """The option of this index."""
         return self._options[index]
 
-    def index_of(self, point: Any) -> int | None:
-        """The first option that is this."""
-        return next((index for index, option in enumerate(self._options) if same_json(option, point)), None)
-
 
 class Grid:
     """Every combination; the last hyper-parameter changes first. Counted, and never laid out in memory."""
@@ -125,18 +116,6 @@ class Grid:
             values[name] = axis.at(here)
         return {name: values[name] for name in self._axes}
 
-    def index_of(self, point: Any) -> int | None:
-        """The index of this combination."""
-        if not isinstance(point, Mapping) or point.keys() != self._axes.keys():
-            return None
-        index = 0
-        for name, axis in self._axes.items():
-            here = axis.index_of(point[name])
-            if here is None:
-                return None
-            index = index * axis.count + here
-        return index
-
 
 class _Values:
     def __init__(self, values: Iterable[Any]) -> None:
@@ -146,9 +125,6 @@ class _Values:
     def at(self, index: int) -> Any:
         return self._values[index]
 
-    def index_of(self, point: Any) -> int | None:
-        return next((index for index, value in enumerate(self._values) if same_json(value, point)), None)
-
 
 class _WholeNumbers:
     def __init__(self, low: int, high: int) -> None:
@@ -157,10 +133,6 @@ class _WholeNumbers:
 
     def at(self, index: int) -> int:
         return self._low + index
-
-    def index_of(self, point: Any) -> int | None:
-        index = point - self._low if type(point) is int else -1
-        return index if 0 <= index < self.count else None
 
 
 class _Multiples:
@@ -178,14 +150,6 @@ class _Multiples:
     def at(self, index: int) -> float:
         value = (self._first + index) * self._of.q + 0.0
         return min(max(value, self._of.low), self._of.high)
-
-    def index_of(self, point: Any) -> int | None:
-        if isinstance(point, bool) or not isinstance(point, int | float):
-            return None
-        near = round(point / self._of.q) - self._first
-        # A bound may be the clipped neighbour of the multiple that it lies nearest to.
-        around = (index for index in (near, near - 1, near + 1) if 0 <= index < self.count)
-        return next((index for index in around if self.at(index) == point), None)
 
 
 class _Options:
@@ -207,23 +171,6 @@ class _Options:
             index -= points.count
         raise Bug(f"cannot give option {index}: there are fewer; please report this")
 
-    def index_of(self, point: Any) -> int | None:
-        before = 0
-        for option, points in self._options:
-            inner = _without_name(point, option.name) if isinstance(option, Nested) else point
-            here = points.index_of(inner)
-            if here is not None:
-                return before + here
-            before += points.count
-        return None
-
-
-def _without_name(point: Any, name: str) -> Any:
-    """The hyper-parameters of a nested option of this name; None when the point is none of its."""
-    if not isinstance(point, Mapping) or point.get("_name") != name:
-        return None
-    return {child: value for child, value in point.items() if child != "_name"}
-
 
 def _axis_of(parameter: Parameter) -> _Points:
     match parameter:
@@ -235,3 +182,15 @@ def _axis_of(parameter: Parameter) -> _Points:
             return _Multiples(parameter)
         case _:
             raise Bug(f"cannot count the values of {parameter}; please report this")
+
+
+def _canonical(parameters: Any) -> str:
+    # 3 and 3.0 are one value of a quniform.
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return json.dumps(plain(parameters), sort_keys=True)

@@ -19,7 +19,7 @@ import copy
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, TypeAlias
@@ -49,6 +49,7 @@ from nni_manager.config.search_space import (
 )
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
+from nni_manager.tuner.foreign_memo import NOTED_ON_STUDY, NOTED_ON_TRIAL
 from nni_manager.tuner.optuna_log import quieten
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Cuts beyond 8.2 sigma.
@@ -57,10 +58,7 @@ _PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
 quieten()
 
 
-# Beside the draws in a memo, whose names are JSON pointers and so begin with a slash.
-_NOTED_ON_TRIAL = "noted on the trial"
-_NOTED_ON_STUDY = "noted on the study"
-_NOTES = (_NOTED_ON_TRIAL, _NOTED_ON_STUDY)
+_NOTES = (NOTED_ON_TRIAL, NOTED_ON_STUDY)
 # For processes that share a study and see a trial before its draws are stored.
 _DRAWS_OF_TPE = "tpe:relative_params"
 
@@ -124,10 +122,10 @@ class OptunaTuner(Tuner):
         on_trial = self._storage.get_trial(trial.number).system_attrs
         on_study = self._storage.get_study_system_attrs(self._study_id)
         noted = {
-            _NOTED_ON_TRIAL: {
+            NOTED_ON_TRIAL: {
                 name: value for name, value in on_trial.items() if not name.startswith(_DRAWS_OF_TPE)
             },
-            _NOTED_ON_STUDY: {
+            NOTED_ON_STUDY: {
                 name: value
                 for name, value in on_study.items()
                 if name not in noted_before or noted_before[name] != value
@@ -155,26 +153,24 @@ class OptunaTuner(Tuner):
         """See `Tuner.restore`."""
         if self._number_of:
             raise Bug("cannot rebuild a tuner that is in use; please report this")
-        trials = list(trials)
+        trials, imported = list(trials), len(self._study.get_trials(deepcopy=False))
         for trial in trials:
             self._study.add_trial(self._frozen(trial))
-            for name, value in _noted(trial, _NOTED_ON_STUDY).items():
+            for name, value in _noted(trial, NOTED_ON_STUDY).items():
                 self._storage.set_study_system_attr(self._study_id, name, value)
-        self._number_of = {trial.key: number for number, trial in enumerate(trials)}
+        self._number_of = {trial.key: number for number, trial in enumerate(trials, imported)}
         self._running = {trial.key for trial in trials if not trial.ended}
 
-    def import_data(self, results: Sequence[KnownResult]) -> int:
-        """See `Tuner.import_data`."""
+    def import_results(self, results: Iterable[KnownResult]) -> int:
+        """See `Tuner.import_results`."""
         count = 0
         for result in results if self._takes_imports else ():
-            if (draws := self._sampling.draws_of(result.parameters)) is not None:
-                used = {name: self._sampling.distribution(name) for name in draws}
-                self._study.add_trial(
-                    optuna.create_trial(
-                        state=TrialState.COMPLETE, value=result.value, params=draws, distributions=used
-                    )
-                )
-                count += 1
+            known = self._sampling.draws_of(result.parameters)
+            if known is None or result.value is None or not math.isfinite(result.value):
+                continue
+            draws, used = known
+            self._study.add_trial(optuna.create_trial(value=result.value, params=draws, distributions=used))
+            count += 1
         return count
 
     def _frozen(self, trial: PastTrial) -> FrozenTrial:
@@ -196,7 +192,7 @@ class OptunaTuner(Tuner):
                 value=value,
                 params={name: drawn for name, drawn in trial.memo.items() if name not in _NOTES},
                 distributions=used,
-                system_attrs=_noted(trial, _NOTED_ON_TRIAL),
+                system_attrs=_noted(trial, NOTED_ON_TRIAL),
             )
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise Bug(
@@ -226,35 +222,38 @@ class Sampling:
         """The parameters for the draws `draw` gives, asked for in the order of the space."""
         return self._sample(self._space, "", draw)
 
-    def distribution(self, name: str) -> BaseDistribution:
-        """What the draw of this hyper-parameter is from."""
-        return self._distributions[name]
-
-    def draws_of(self, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Draws that `sample` would have made these parameters of; None when they are not of this space."""
-        if contains(self._space, parameters):
+    def draws_of(
+        self, parameters: Mapping[str, Any]
+    ) -> tuple[dict[str, JsonScalar], dict[str, BaseDistribution]] | None:
+        """Draws that give these parameters, and their distributions; None when they do not lie in the space."""
+        if contains(self._space, dict(parameters)):
             return None
-        draws: dict[str, Any] = {}
-        self._recall(self._space, "", parameters, draws)
-        return draws
+        draws: dict[str, JsonScalar] = {}
+        self._invert(self._space, "", parameters, draws)
+        return draws, {name: self._distributions[name] for name in draws}
 
-    def _recall(
-        self, space: SearchSpace, above: str, parameters: Mapping[str, Any], draws: dict[str, Any]
+    def _invert(
+        self, space: SearchSpace, above: str, parameters: Mapping[str, Any], draws: dict[str, JsonScalar]
     ) -> None:
         for name, parameter in space.parameters.items():
             here, value = _pointer(above, name), parameters[name]
             if not isinstance(parameter, Choice):
                 draws[here] = _draw_of(parameter, value)
                 continue
-            index = next(
-                index
-                for index, option in enumerate(parameter.options)
-                if not contains(SearchSpace({name: Choice((option,))}), {name: value})
-            )
-            draws[here] = index
-            option = parameter.options[index]
-            if isinstance(option, Nested):
-                self._recall(option.space, f"{here}/{index}", value, draws)
+            for index, option in enumerate(parameter.options):
+                if isinstance(option, Nested):
+                    rest = (
+                        {key: each for key, each in value.items() if key != "_name"}
+                        if isinstance(value, dict)
+                        else None
+                    )
+                    if rest is None or value.get("_name") != option.name or contains(option.space, rest):
+                        continue
+                    self._invert(option.space, f"{here}/{index}", rest, draws)
+                elif json.dumps(option, sort_keys=True) != json.dumps(value, sort_keys=True):
+                    continue
+                draws[here] = index
+                break
 
     def _collect(self, space: SearchSpace, above: str) -> None:
         for name, parameter in space.parameters.items():
@@ -333,21 +332,18 @@ def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
             return float(drawn)
 
 
-def _draw_of(parameter: Parameter, value: Any) -> Any:
-    """A draw that stands for the value, which is one of the parameter's."""
+def _draw_of(parameter: Parameter, value: Any) -> JsonScalar:
+    """A draw that stands for the value, which lies in the parameter's support."""
     match parameter:
         case RandInt():
             return int(value)
-        case Normal(mu, sigma) | QNormal(mu, sigma, _):
-            return _probability_of(NormalDist(mu, sigma).cdf(value))
-        case LogNormal(mu, sigma) | QLogNormal(mu, sigma, _):
-            return _probability_of(NormalDist(mu, sigma).cdf(math.log(value)) if value > 0 else 0.0)
+        case Normal(mu, sigma) | QNormal(mu, sigma):
+            share = NormalDist(mu, sigma).cdf(value)
+        case LogNormal(mu, sigma) | QLogNormal(mu, sigma):
+            share = NormalDist(mu, sigma).cdf(math.log(value)) if value > 0 else 0.0
         case _:
             return float(value)
-
-
-def _probability_of(probability: float) -> float:
-    return min(max(probability, _PROBABILITY.low), _PROBABILITY.high)
+    return min(max(share, _PROBABILITY.low), _PROBABILITY.high)
 
 
 def seed_of_trial(seed: int, trial_key: int) -> int:

@@ -6,6 +6,7 @@ is of stands in its memo. Results of trials that an earlier tuner proposed reach
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import ExperimentConfig
-from nni_manager.tuner.base import PastTrial, Suggestion, Tuner
+from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
 
 # In a memo beside the tuner's own notes; absent from those of the space that the experiment began with.
 _REVISION = "search space revision"
@@ -37,29 +38,33 @@ class Proposer:
         """See `Tuner.learns`."""
         return self._tuner.learns
 
-    def ask(self, trial_key: int) -> Suggestion | None:
+    def ask(self, trial_key: int) -> Suggestion | Later | None:
         """See `Tuner.ask`."""
         suggestion = self._tuner.ask(trial_key)
-        if suggestion is None:
-            return None
+        if suggestion is None or isinstance(suggestion, Later):
+            return suggestion
         self._running[trial_key] = suggestion.parameters
         if not self._revision:
             return suggestion
         return replace(suggestion, memo=suggestion.memo | {_REVISION: self._revision})
 
-    def tell(self, trial_key: int, value: float | None) -> None:
-        """See `Tuner.tell`."""
+    def hear(self, trial_key: int, result: TrialResult) -> None:
+        """See `Tuner.hear`."""
         self._running.pop(trial_key, None)
         if trial_key not in self._of_before:
-            self._tuner.tell(trial_key, value)
+            self._tuner.hear(trial_key, result)
             return
         parameters = self._of_before.pop(trial_key)
-        if parameters is not None and value is not None and math.isfinite(value):
-            self.import_data([KnownResult(parameters, value)])
+        if parameters is not None and result.value is not None and math.isfinite(result.value):
+            self.import_results([_known(parameters, result.value, result.metric)])
 
-    def import_data(self, results: Sequence[KnownResult]) -> int:
-        """See `Tuner.import_data`."""
-        return self._tuner.import_data(results)
+    def import_results(self, results: Sequence[KnownResult]) -> int:
+        """See `Tuner.import_results`."""
+        return self._tuner.import_results(results)
+
+    def close(self) -> None:
+        """See `Tuner.close`."""
+        self._tuner.close()
 
     def change_space(
         self, config: ExperimentConfig, known: Sequence[KnownResult], over: Collection[int]
@@ -70,7 +75,8 @@ class Proposer:
         have to be told.
         """
         tuner = self._make(config)
-        tuner.import_data(known)
+        tuner.import_results(known)
+        self._tuner.close()
         self._tuner, self._revision = tuner, config.search_space_revision
         self._of_before |= self._running
         self._of_before |= dict.fromkeys(self._of_before.keys() & set(over))
@@ -88,11 +94,15 @@ class Proposer:
             elif not trial.ended:
                 self._of_before[trial.key] = trial.parameters
             elif trial.value is not None and math.isfinite(trial.value):
-                earlier.append(KnownResult(trial.parameters, trial.value))
+                earlier.append(_known(trial.parameters, trial.value, trial.metric))
         self._tuner.restore(own)
         if earlier or known:
-            self._tuner.import_data([*earlier, *known])
+            self._tuner.import_results([*earlier, *known])
 
 
 def _without_revision(trial: PastTrial) -> dict[str, Any]:
     return {name: note for name, note in trial.memo.items() if name != _REVISION}
+
+
+def _known(parameters: Mapping[str, Any], value: float, metric: str | None) -> KnownResult:
+    return KnownResult(parameters, value, json.dumps(value) if metric is None else metric)
