@@ -208,6 +208,7 @@ class Api:
 
     async def update(self, request: Request) -> Response:
         """Change a limit or the search space, durably: the one that update_type names, as params of a profile has it."""
+        changes = self._engine.changes
         update_type = request.query_params.get("update_type", "")
         profile = await _body_of(request)
         params = profile.get("params") if isinstance(profile, dict) else None
@@ -215,12 +216,13 @@ class Api:
             raise HTTPException(
                 400, 'cannot change the experiment: there are no params; send {"params": {"maxTrialNum": 20}}'
             )
-        await self._engine.changes.update(update_type, params)
+        await changes.update(update_type, params)
         return Json({})
 
     async def import_data(self, request: Request) -> Response:
         """Let the tuner learn from results of elsewhere, from all of them or, when one is wrong, from none."""
-        return Json(await self._engine.changes.import_data(await _body_of(request)))
+        changes = self._engine.changes
+        return Json(await changes.import_data(await _body_of(request)))
 
     async def imported(self, _: Request) -> Response:
         """The results of elsewhere that the tuner was told."""
@@ -228,16 +230,18 @@ class Api:
 
     async def propose(self, request: Request) -> Response:
         """Begin a trial with the parameters that are sent, whatever the tuner thinks and whichever limit is reached."""
+        changes = self._engine.changes
         parameters = await _body_of(request)
         if not isinstance(parameters, dict):
             raise HTTPException(
                 400, 'cannot begin a trial: its parameters are no mapping; send {"lr": 0.1}, say'
             )
-        return self._begun(await self._engine.changes.propose(parameters))
+        return self._begun(await changes.propose(parameters))
 
     async def retry(self, request: Request) -> Response:
         """Begin a trial with the parameters of one that is over and did not succeed; that one stays as it is."""
-        return self._begun(await self._engine.changes.retry(self._trial_of(request)))
+        changes = self._engine.changes
+        return self._begun(await changes.retry(self._trial_of(request)))
 
     @staticmethod
     def _begun(trial: Trial) -> Response:
