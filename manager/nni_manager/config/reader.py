@@ -484,7 +484,11 @@ class _Reading:
     def _see_which(self, kind: AlgorithmKind, example: str) -> None:
         """Note what is missing of a name of ours, or of a class of the user's own."""
         section, built_in = self._within(kind), f"builtin{kind.capitalize()}Name"
-        if section and section.get(built_in) is None and not any(section.get(key) for key in OWN_KEYS):
+        if (
+            isinstance(self.raw.get(kind), Mapping)
+            and section.get(built_in) is None
+            and not any(section.get(key) for key in OWN_KEYS)
+        ):
             self._refuse(
                 (kind,), f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. "
                 f"{built_in}: {example}, or codeDir, classFileName and className of one of your own"
