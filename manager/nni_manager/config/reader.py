@@ -88,9 +88,8 @@ def read_first_schema(path: Path) -> dict[str, Any]:
     """
     document = _document(path)
     if isinstance(document, DocumentV2):
-        raise ConfigInvalid(
-            [Mistake(str(path), None, None, "", f"cannot convert {path.name}: it is in NNI's second schema")]
-        )
+        message = f"cannot convert {path.name}: it is in NNI's second schema; use it as it is"
+        raise ConfigInvalid([Mistake(str(path), None, None, "", message)])
     reading = _Reading(path, document, reads_code=False)
     mistakes = [*document.mistakes, *reading.mistakes_of_shape()]
     if mistakes:

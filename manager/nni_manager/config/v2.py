@@ -377,10 +377,13 @@ class _Translation:
                 '"pai" is its name in NNI\'s first schema; write platform: openpai',
             )
         service = _get(self.document.value, "trainingService")
-        if service is None or isinstance(service, Mapping):
-            self.value["trainingServicePlatform"] = PLATFORMS.get(str(self.platform), self.platform)
-        else:
+        platform = _get(service, "platform")
+        if service is not None and not isinstance(service, Mapping):
             self.value["trainingServicePlatform"] = "local"  # what is wrong has been told
+        elif self.platform is not None:
+            self.value["trainingServicePlatform"] = PLATFORMS.get(self.platform, self.platform)
+        elif platform is not None:
+            self.value["trainingServicePlatform"] = platform  # which is no text
         match self.platform:
             case "openpai":
                 self._as_openpai_has_it()
@@ -407,8 +410,13 @@ class _Translation:
                 for each in (*self.table, *ALIASES, ("searchSpace",))
                 if each[: len(place)] == place and len(each) > len(place)
             }
+            seen: set[str] = set()
             for key, item in value.items():
                 name = known.get(folded(key), key) if isinstance(key, str) else str(key)
+                if name in seen:
+                    self._refuse((*here, str(key)), f"it is {name} in another spelling; keep one of the two")
+                    continue
+                seen.add(name)
                 self._take_key(item, (*place, name), (*here, name))
         elif place == ("trainingService",) and isinstance(value, list):
             self._refuse(
@@ -447,9 +455,6 @@ class _Translation:
         target = with_indices(v1, here)
         if target in self.said_at:
             first = key_of(self.said_at[target])
-            if first == key_of(here):
-                self._refuse(here, "it is there in another spelling already; keep one of the two")
-                return
             is_inner = place[0] == "trainingService" and primary[0] != "trainingService"
             winner = key_of(here) if is_inner else first
             self.warnings.append(f"{winner} wins over {first if is_inner else key_of(here)}")

@@ -9,8 +9,8 @@ is exhausted. Nothing here looks at all trials, so the ten-thousandth costs what
 
 An assessor, if there is one, hears the numbers of intermediate results and may refuse a trial, which is then stopped early.
 
-With reuse and a tuner that does not learn, trials that are short are asked for ahead: each busy job gets one more, which its
-keeper begins by itself, so that no trial waits for a word from here.
+With reuse and a tuner that does not learn, trials that are short are asked for ahead: each busy job gets one more, or some when
+they are very short, which its keeper begins by itself, so that no trial waits for a word from here.
 
 Times named `now_s` are monotonic; those inside events and trials are seconds since the epoch.
 """
@@ -66,7 +66,7 @@ from nni_manager.domain.events import (
     TunerNotReady,
     UsageReported,
 )
-from nni_manager.domain.jobs import Job, Jobs, JobState
+from nni_manager.domain.jobs import MOST_AHEAD, Job, Jobs, JobState
 from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, Reported, reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
@@ -79,6 +79,8 @@ LATEST_FAILURES = 3
 
 # Trials that last longer gain nothing by being asked for ahead, and one that is would wait as long for its turn.
 _SHORT_TRIAL_S = 60.0
+# Of these several are over while one is asked for, stored and given. A job that has as many waiting holds none up for long.
+_VERY_SHORT_TRIAL_S = 1.0
 
 STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
 _KEEPER_RESTARTED = "its keeper was started anew while the trial was being stopped"
@@ -213,7 +215,8 @@ class Experiment:
     """How many trials were over when the last question was asked: an answer may be older than an end."""
     _next_sequence_id: int = 0
     _live: int = 0
-    _trials_are_short: bool = False
+    _ahead: int = 0
+    """How many trials may follow the one that a job runs, as long as trials last as they did of late."""
     _finished: bool = False
 
     # ---- what others may look at
@@ -590,7 +593,7 @@ class Experiment:
         while jobs.queue and (job := jobs.next_idle()) is not None:
             jobs.give(job, jobs.queue[0])
             effects += self._give_first(job)
-        while self._asks_ahead and jobs.missing > 0 and (job := jobs.next_with_room()) is not None:
+        while jobs.missing > 0 and (job := jobs.next_with_room(self._most_ahead)) is not None:
             jobs.give_ahead(job, jobs.queue[0])
             effects += self._give_first(job)
         return effects
@@ -624,8 +627,9 @@ class Experiment:
         self._note_outcome(trial)
         if self.reuses_jobs:
             self.jobs.free(trial.job_id, trial.trial_id)
-            if trial.started_at_s is not None and trial.ended_at_s is not None:
-                self._trials_are_short = trial.ended_at_s - trial.started_at_s < _SHORT_TRIAL_S
+            if trial.ended is not None and trial.started_at_s is not None and trial.ended_at_s is not None:
+                lasted_s = trial.ended_at_s - trial.started_at_s
+                self._ahead = MOST_AHEAD if lasted_s < _VERY_SHORT_TRIAL_S else int(lasted_s < _SHORT_TRIAL_S)
         elif (job := self.jobs.live.get(trial.job_id)) is not None:
             self.silence.broken(job.job_id)
             self.jobs.dismiss(job)  # its keeper ends by itself
@@ -666,7 +670,7 @@ class Experiment:
             self.jobs.queue.remove(trial_id)
             return self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
         job = self.jobs.live.get(trial.job_id)
-        if job is not None and job.next_id == trial_id and trial.started_at_s is None:
+        if job is not None and trial_id in job.next_ids and trial.started_at_s is None:
             lost = self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
             return [*lost, RecallTrial(trial, reason)]
         return [SaveTrial(trial), CancelTrial(trial, reason)]
@@ -689,8 +693,8 @@ class Experiment:
     # ---- after every event
 
     @property
-    def _asks_ahead(self) -> bool:
-        return self.looks_ahead and self._trials_are_short and self.reuses_jobs and self.jobs.tasks == 1
+    def _most_ahead(self) -> int:
+        return self._ahead if self.looks_ahead and self.reuses_jobs and self.jobs.tasks == 1 else 0
 
     @property
     def _wants_trials(self) -> bool:
@@ -719,7 +723,7 @@ class Experiment:
                     self._tuner_waits = False
                     effects += self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
             else:
-                ahead = self.jobs.busy if self._asks_ahead else 0
+                ahead = self.jobs.busy * self._most_ahead
                 free = self.limits.concurrency + ahead - self._live - self._asked
                 for _ in range(free if left is None else min(free, left)):
                     self._asked += 1
