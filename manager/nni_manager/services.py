@@ -1,4 +1,8 @@
-"""From an experiment's file to the cluster it runs on: the one place that knows all kinds of training services."""
+"""From an experiment's file to the cluster it runs on: the one place that knows all kinds of training services.
+
+What belongs to one kind is imported where an experiment of that kind needs it: OpenPAI's schema and HTTP client are a fifth
+of what a manager would otherwise import.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.model import ExperimentConfig, PaiConfig
-from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserMistake
-from nni_manager.local_openpai import service as local_openpai
-from nni_manager.local_openpai.runner import mounts_work
-from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
-from nni_manager.training_services.local.client import LocalTrainingService
-from nni_manager.training_services.openpai.client import POLL_S, OpenPaiService
-from nni_manager.training_services.openpai.job import JobTemplate, template_of
-from nni_manager.training_services.openpai.protocol import Storage
-from nni_manager.training_services.openpai.rest import OpenPai, Patience
+from trial_keeper.wire.workspace import Workspace
+
+if TYPE_CHECKING:
+    from nni_manager.local_openpai.service import Service
+    from nni_manager.training_services.openpai.job import JobTemplate
+    from nni_manager.training_services.openpai.protocol import Storage
+    from nni_manager.training_services.openpai.rest import OpenPai, Patience
 
 _LOOPBACK = "127."
 # The cluster of this machine is asked by few, and sets them no limit.
@@ -40,9 +44,17 @@ def make_service(
         UserMistake: the cluster or its job file cannot be used.
         TryAgain: the cluster of this machine does not start now.
     """
+    if config.kubernetes is not None:
+        raise UserMistake(not_here_yet(config))
     pai = config.pai
     if pai is None:
+        from nni_manager.training_services.local.client import LocalTrainingService
+
         return lambda on_job_ended: LocalTrainingService(config, folder.workspace, folder.jobs, on_job_ended)
+    from nni_manager.local_openpai.runner import mounts_work
+    from nni_manager.training_services.openpai.client import POLL_S, OpenPaiService
+    from nni_manager.training_services.openpai.job import template_of
+
     if pai.is_local and not mounts_work():
         # Tasks of this machine then see the storage where it is.
         pai = replace(pai, mount=str(pai.storage))
@@ -60,6 +72,24 @@ def make_service(
     )
 
 
+def checkpoints_of(config: ExperimentConfig, folder: ExperimentFolder) -> Path:
+    """Where trials keep what later trials go on from, as trials see it; made where the tuner speaks of it.
+
+    Raises:
+        OSError: the storage does not take the folder.
+    """
+    from nni_manager.local_openpai.runner import mounts_work
+
+    if config.tuner.name == "PBTTuner":
+        checkpoints = folder.workspace.checkpoints
+        checkpoints.mkdir(exist_ok=True)
+        if config.pai is not None:
+            checkpoints.chmod(OPEN_TO_ALL)  # for the users that containers run as
+    if config.pai is None or (config.pai.is_local and not mounts_work()):
+        return folder.workspace.checkpoints.resolve()
+    return Workspace(Path(config.pai.mount) / folder.experiment_id).checkpoints
+
+
 def open_cluster(
     pai: PaiConfig,
     template: JobTemplate | None = None,
@@ -75,6 +105,8 @@ def open_cluster(
     """
     if pai.is_local:
         return _cluster_of_this_machine(pai, template, patience)
+    from nni_manager.training_services.openpai.rest import OpenPai
+
     return OpenPai(
         pai.host,
         pai.user,
@@ -93,6 +125,8 @@ def _cluster_of_this_machine(
     Raises:
         UserMistake: it cannot be started, or has another folder as that storage.
     """
+    from nni_manager.local_openpai import service as local_openpai
+
     try:
         pai.storage.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,7 +153,9 @@ def _cluster_of_this_machine(
     return _entered(service, patience)
 
 
-def _entered(service: local_openpai.Service, patience: Patience | None) -> OpenPai:
+def _entered(service: Service, patience: Patience | None) -> OpenPai:
+    from nni_manager.training_services.openpai.rest import OpenPai
+
     access = service.credentials
     return OpenPai(service.process.address, access.user, token=access.token, patience=patience, is_own=True)
 
@@ -145,8 +181,19 @@ def running_here(patience: Patience | None = None) -> OpenPai | None:
     Raises:
         UserMistake: nobody can tell.
     """
+    from nni_manager.local_openpai import service as local_openpai
+
     service = local_openpai.running(local_openpai.StateFolder.of_user())
     return None if service is None else _entered(service, patience)
+
+
+def not_here_yet(config: ExperimentConfig) -> str:
+    """What to say of an experiment whose platform this version reads, and does not run."""
+    return (
+        f"cannot run {config.config_path.name} on {config.training_service}: the file is right, and this version runs "
+        "experiments on this machine and on OpenPAI only; write trainingServicePlatform: local or pai (in NNI's second schema, "
+        "trainingService.platform: local or openpai)"
+    )
 
 
 def address_for_keepers(config: ExperimentConfig) -> str:
@@ -179,6 +226,8 @@ def listens_at(address: str) -> str:
 
 def _todays_login(config: ExperimentConfig, stored: PaiConfig) -> PaiConfig:
     """The login of the experiment file as it is now: tokens expire, and experiments last."""
+    from nni_manager.config.reader import read_experiment_file
+
     try:
         today = read_experiment_file(config.config_path, reads_code=False).pai
     except ConfigInvalid:

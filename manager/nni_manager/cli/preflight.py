@@ -120,6 +120,10 @@ def check_platform(config: ExperimentConfig) -> Place:
         GpusMissing, CommandMissing: not on this machine.
         UserMistake, TryAgain: not on the cluster.
     """
+    if config.kubernetes is not None:
+        from nni_manager.services import not_here_yet
+
+        raise UserMistake(not_here_yet(config))
     if config.pai is not None:
         return check_cluster(config)
     check_gpus(config)

@@ -25,6 +25,16 @@ SELECT * FROM trial ORDER BY sequence_id;
 -- name: get_trial -- one
 SELECT * FROM trial WHERE trial_id = :trial_id;
 
+-- name: get_trial_list -- what a list shows of each, in the order they were made
+SELECT trial_id, sequence_id, parameters, state, started_at_s, ended_at_s, reason, exit_code, message, value, warning
+FROM trial ORDER BY sequence_id;
+
+-- name: get_trial_ids -- the first of those that begin so; one that is just that comes before them
+SELECT trial_id FROM trial WHERE substr(trial_id, 1, length(:beginning)) = :beginning ORDER BY trial_id = :beginning DESC, sequence_id LIMIT :most;
+
+-- name: get_results -- of the trials that succeeded, in the order they were made
+SELECT trial_id, parameters, final FROM trial WHERE state = :state AND final IS NOT NULL ORDER BY sequence_id;
+
 -- name: save_job -- a job that may run, or has ended
 INSERT INTO job (job_id, created_at_s, ended_at_s, was_heard) VALUES (:job_id, :now_s, :ended_at_s, :was_heard)
 ON CONFLICT (job_id) DO UPDATE SET ended_at_s = excluded.ended_at_s, was_heard = excluded.was_heard;
@@ -38,12 +48,15 @@ VALUES (:trial_id, :attempt, :task, :stream, :durable_offset, :garbage_bytes)
 ON CONFLICT DO UPDATE SET durable_offset = excluded.durable_offset,
     garbage_bytes = garbage_bytes + excluded.garbage_bytes;
 
--- name: add_metric -- one record; a second row at its place is a bug and fails
-INSERT INTO metric (trial_id, attempt, task, record_offset, is_final, parameter_id, sequence, value, stored_at_s)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: add_metrics -- records of one attempt, as many as there are rows in VALUES; a second row at a place is a bug and fails
+INSERT INTO metric (trial_id, attempt, task, stored_at_s, record_offset, is_final, parameter_id, sequence, value)
+SELECT * FROM (SELECT ?, ?, ?, ?) CROSS JOIN (VALUES (?, ?, ?, ?, ?));
 
 -- name: get_offsets -- how far the streams of an attempt are durable
 SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task;
+
+-- name: get_streams -- whose they are
+SELECT DISTINCT trial_id, task, stream FROM stream;
 
 -- name: get_garbage -- the trials whose metrics hold bytes that were no record, and how many
 SELECT trial_id, sum(garbage_bytes) AS garbage_bytes FROM stream WHERE garbage_bytes > 0 GROUP BY trial_id;
