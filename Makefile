@@ -6,6 +6,8 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 # Commands, and the trials they start, use the virtual environment's python3, as in an activated shell.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Some containers set it. Each of the thousands of processes that tests start would then compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
