@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service
     from nni_manager.training_services.openpai.job import JobTemplate
     from nni_manager.training_services.openpai.protocol import Storage
-    from nni_manager.training_services.openpai.rest import OpenPai, Patience
+    from nni_manager.training_services.openpai.rest import OpenPai
+from nni_manager.training_services.patience import Patience
 
 _LOOPBACK = "127."
 # The cluster of this machine is asked by few, and sets them no limit.
@@ -171,8 +172,8 @@ def running_here(patience: Patience | None = None) -> OpenPai | None:
 def not_here_yet(config: ExperimentConfig) -> str:
     """What to say of an experiment whose platform this version reads, and does not run."""
     return (
-        f"cannot run {config.config_path.name} on {config.training_service}: the file is right, and this version runs experiments "
-        "on this machine and on OpenPAI only; write trainingServicePlatform: local or pai (in NNI's second schema, "
+        f"cannot run {config.config_path.name} on {config.training_service}: the file is right, and this version runs "
+        "experiments on this machine and on OpenPAI only; write trainingServicePlatform: local or pai (in NNI's second schema, "
         "trainingService.platform: local or openpai)"
     )
 

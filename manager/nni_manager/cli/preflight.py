@@ -141,7 +141,7 @@ def check_cluster(config: ExperimentConfig) -> Place:
     """
     from nni_manager import services
     from nni_manager.training_services.openpai.job import template_of
-    from nni_manager.training_services.openpai.rest import Patience
+    from nni_manager.training_services.patience import Patience
 
     assert config.pai is not None
     template = template_of(config.pai)
