@@ -9,6 +9,7 @@ import pytest
 from kube_api import TOKEN, KubeCluster
 from kube_definitions import FRAMEWORK
 from kube_store import ACCOUNTS, DEFINITIONS, NAMESPACES, SECRETS
+from real_experiment import wait_until
 
 pytest.importorskip("kubernetes")
 
@@ -260,20 +261,38 @@ def test_a_server_that_is_away_is_told_once_and_so_is_its_return(cluster, server
 
 def test_a_watch_that_ends_by_itself_goes_on_from_its_bookmark(cluster, server, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.api.WATCH_S", 1)
+
+    def watches(more):
+        wanted = server.api.counted()["watch", "secrets"] + more
+        wait_until(
+            lambda: server.api.counted()["watch", "secrets"] >= wanted, "it is watched again", WITHIN_S
+        )
+
     with Told(cluster) as told:
         assert told.next() == ("Listed",)
-        # Of other kinds: only a bookmark brings the watch past them.
-        for number in range(3):
-            server.store.create(NAMESPACES, "", {"metadata": {"name": f"n{number}"}})
-        seen = server.api.counted()["watch", "secrets"]
-        deadline_s = time.monotonic() + WITHIN_S
-        while server.api.counted()["watch", "secrets"] < seen + 2 and time.monotonic() < deadline_s:
-            server.store.create(NAMESPACES, "", {"metadata": {"generateName": "n"}})
-            with server.store.changed:
-                server.store.changed.wait(0.2)
+        # Of another kind: only a bookmark brings the watch past it, and beyond what the server forgets.
+        server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
+        watches(2)
+        server.store.oldest = server.store.version
+        watches(1)
         server.store.create(SECRETS, "default", a_secret("a"))
         assert told.next() == ("Seen", "a")
     assert server.api.counted()["list", "secrets"] == 1
+
+
+def test_a_watch_goes_on_with_a_login_that_was_renewed(cluster, server, tmp_path):
+    with Told(cluster) as told:
+        assert told.next() == ("Listed",)
+        server.api.tokens = {"newer"}
+        server.api.drop_watches()
+        kind, message = told.next()
+        while "does not accept the login; renew it in your kubeconfig file" not in message:
+            kind, message = told.next()
+        assert kind == "Trouble"
+        (tmp_path / "kubeconfig").write_text(server.api.kubeconfig("newer"))
+        assert told.next() == ("Trouble", "")
+        server.store.create(SECRETS, "default", a_secret("a"))
+        assert told.next() == ("Seen", "a")
 
 
 def test_a_server_that_ends_watches_at_once_is_not_hurried(cluster, server, monkeypatch):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from kube_definitions import FRAMEWORK
@@ -122,6 +122,7 @@ def test_policies_are_those_of_the_roles_and_one_that_is_not_told_is_none():
     assert completion_of((replace(WORKER, min_failed=None),)).roles[0].min_failed_tasks == -1
 
 
+@example("echo $$ $(TRIAL_KEEPER_JOB_ID) $$(date) $HOME")
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1))
 def test_a_command_reaches_the_keeper_as_it_was_written(command):
     config = replace(ONE, roles=(replace(WORKER, command=command),))

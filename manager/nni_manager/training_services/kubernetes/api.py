@@ -144,9 +144,11 @@ class Kubernetes:
     def watch(self, resource: Resource, namespace: str, selector: str, since: str) -> Iterator[Event]:
         """What happens from a version on, as it happens. Ends by itself now and then, and when this object is closed.
 
+        It has begun when this returns. Both this and what it returns may raise.
+
         Raises:
             HistoryGone: that version is too long ago.
-            ClusterAway: the connection has broken.
+            ClusterAway: there is no connection, or it has broken.
         """
         query = {
             "watch": "true",
@@ -159,10 +161,16 @@ class Kubernetes:
         response = self._send(
             "GET", resource.path(namespace), query, None, WATCH_S + _ANSWER_AFTER_WATCH_S, what
         )
-        raw = response.response
+        if response.status != 200:
+            with contextlib.closing(response.response):
+                content = response.response.read()
+            if response.status == 401:
+                self._log_in_anew()  # for the next try
+            raise _error(response.status, content, what)
+        return self._events(response.response, what)
+
+    def _events(self, raw: Any, what: str) -> Iterator[Event]:
         with self._following(raw):
-            if response.status != 200:
-                raise _error(response.status, raw.read(), what)
             try:
                 for line in _lines(raw):
                     event = json.loads(line)

@@ -98,8 +98,9 @@ class Watch:
             try:
                 if since is None:
                     since = self._list()
+                events = self._cluster.watch(*self._where, since)
                 self._note("")
-                for event in self._cluster.watch(*self._where, since):
+                for event in events:
                     since = event.version
                     self._take(event.kind, event.document)
                     pause_s = _FIRST_PAUSE_S
