@@ -55,7 +55,7 @@ def test_the_live_view_shows_progress_time_best_and_last_failure():
         a_summary(counts={"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 1}, best=BEST, latestFailures=[a_trial()])
     )
     for part in (
-        "GvTf2bVe digits [1]  RUNNING", "4/20", "2 running", "3 succeeded", "1 failed", "0:12, 59:47 left",
+        "GvTf2bVe digits [1]  RUNNING", "4/20", "2 running", "3 succeeded", "1 failed", "0:12, about 0:49 left",
         "0.971111  trial bEsT1",
         'lr=0.01 net={"_name": "a[b]"}', "trial aB3dE: exit code 1: ModuleNotFoundError: No module named 'torch'",
     ):  # fmt: skip
@@ -82,9 +82,9 @@ def test_a_log_gets_one_line_per_event_and_none_without(capsys):
         lines.show(summary)
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "[0:12] 0/20 ended, 2 running",
-        "[0:12] 1/20 ended, 1 running, best 0.971111 (trial bEsT1)",
-        "[0:12] 2/20 ended, 1 running, best 0.971111 (trial bEsT1)",
+        "[0:12] 0/20 ended, 2 running, 59:47 left",
+        "[0:12] 1/20 ended, 1 running, best 0.971111 (trial bEsT1), about 3:55 left",
+        "[0:12] 2/20 ended, 1 running, best 0.971111 (trial bEsT1), about 1:51 left",
         "[0:12] DONE 3/20 ended, 0 running, best 0.971111 (trial bEsT1)",
     ]
     assert err == "WARNING: trial aB3dE failed: exit code 1: ModuleNotFoundError: No module named 'torch'\n"

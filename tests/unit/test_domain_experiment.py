@@ -44,6 +44,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
+    TunerNotReady,
     UsageReported,
 )
 from nni_manager.domain.experiment import NEXT, Experiment, ExperimentEvent, ExperimentState, Limits
@@ -120,6 +121,10 @@ class Search:
         sequence_id = self.asked.pop(0)
         self.handle(ParametersSuggested(f"t{sequence_id}", sequence_id, {"lr": 0.1}, {}, 10.0))
         return f"t{sequence_id}"
+
+    def put_off(self, index: int = 0) -> None:
+        """The tuner has no answer now."""
+        self.handle(TunerNotReady(self.asked.pop(index % len(self.asked))))
 
     def start(self, trial_id: str, attempt: int = 0) -> list[Effect]:
         return self.handle(AttemptStarted(AttemptKey(trial_id, attempt, "main"), 20.0))
@@ -390,6 +395,67 @@ def test_an_exhausted_tuner_ends_the_asking_and_not_the_trials(a_search) -> None
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
+def test_an_assessor_of_the_users_own_sees_whole_results(a_search) -> None:
+    search = a_search()
+    search.experiment.is_assessed = search.experiment.assessor_sees_all = True
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.report(trial_id, '{"acc": 1}', "2", final=False)
+    (asked,) = search.assessed
+    assert isinstance(asked, AskAssessor)
+    assert [each.text for each in asked.values] == ['{"acc": 1}', "2"]
+    assert asked.values[1] == 2.0
+
+
+def test_a_tuner_that_has_nothing_now_is_asked_again_when_a_trial_is_over(a_search) -> None:
+    search = a_search(concurrency=3)
+    search.suggest()
+    search.suggest()
+    search.put_off()
+    assert (search.asked, search.state) == ([], ExperimentState.RUNNING)
+    search.start("t0")
+    search.handle(TimePassed())
+    assert search.asked == []
+    search.run("t1")
+    assert search.asked == [2, 3]
+    search.put_off(1)
+    assert search.suggest() == "t2"
+    assert search.asked == [3], "it had an answer, so it may have another"
+
+
+def test_an_end_while_the_tuner_was_asked_may_have_changed_its_answer(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=None)
+    search.suggest()
+    search.run("t0")
+    assert search.asked == [1, 2]
+    search.put_off()
+    search.put_off()
+    assert search.state is ExperimentState.DONE, "nothing runs, and nothing has changed since"
+    other = a_search(concurrency=2)
+    other.suggest()
+    other.put_off()
+    assert other.asked == []
+    other.run("t0")
+    assert other.asked == [1, 2]
+
+
+def test_an_answer_older_than_an_end_does_not_keep_the_tuner_from_being_asked(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=2)
+    search.suggest()
+    assert search.asked == [1]
+    search.run("t0")  # the question was asked before this
+    search.put_off()
+    assert search.asked == [1]
+
+
+def test_a_tuner_that_has_nothing_while_nothing_runs_has_nothing_at_all(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.suggest()
+    search.run("t0")
+    search.put_off()
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
 def test_every_open_question_may_be_answered_by_exhaustion(a_search) -> None:
     search = a_search(concurrency=3, max_trials=None)
     for _ in range(3):
@@ -543,7 +609,7 @@ def test_an_assessor_hears_the_numbers_of_intermediate_results_and_the_end(a_sea
     search.report("t0", "7")
     search.end("t0")
     search.deliver("t0")
-    assert search.assessed == [AskAssessor("t0", 0, 0, (0.5, 2.0)), TellAssessor(0, has_succeeded=True)]
+    assert search.assessed == [AskAssessor("t0", 0, (0.5, 2.0)), TellAssessor("t0", has_succeeded=True)]
 
 
 def test_without_an_assessor_nobody_is_asked(a_search) -> None:
@@ -567,7 +633,7 @@ def test_a_trial_that_the_assessor_refuses_is_stopped_early_and_its_last_result_
     search.deliver("t0")
     assert search.trial("t0").state is TrialState.EARLY_STOPPED
     assert search.told == [TellTuner(0, lesson)]
-    assert search.assessed[-1] == TellAssessor(0, has_succeeded=False)
+    assert search.assessed[-1] == TellAssessor("t0", has_succeeded=False)
     assert search.experiment.best is None
     assert search.asked == [1]
 
@@ -981,6 +1047,11 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search.asked.pop(index % len(self.search.asked))
         event = TunerFailed("boom", was_asked=True) if fails else TunerExhausted()
         self._do(lambda: self.search.handle(event))
+
+    @precondition(lambda self: self.search.asked)
+    @rule(index=TRIALS)
+    def tuner_has_nothing_now(self, index: int) -> None:
+        self._do(lambda: self.search.put_off(index))
 
     @precondition(lambda self: self.search.told)
     @rule(happens=st.sampled_from([True, False, False, False]))

@@ -17,6 +17,7 @@ from nni_manager.config.model import (
 )
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserMistake
+from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
 from nni_manager.training_services.mounts import NotMounted
 from nni_manager.training_services.openpai.protocol import Storage
 
@@ -141,3 +142,18 @@ def test_the_storage_is_where_this_machine_has_it(config, tmp_path):
     assert services.storage_here(on_kubernetes(config, storage=claim)) == Path("/data")
     with pytest.raises(NotMounted, match="cannot find nas:/nni on this machine"):
         services.storage_here(on_kubernetes(config))
+
+
+def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
+    folder = ExperimentFolder(tmp_path / "experiments" / "EXPT")
+    folder.make(tmp_path)
+    elsewhere = config()
+    population = replace(elsewhere, tuner=replace(elsewhere.tuner, name="PBTTuner"))
+    assert services.checkpoints_of(elsewhere, folder) == Path("/mnt/s/EXPT/checkpoints")
+    here = tmp_path / "EXPT" / "checkpoints"
+    assert not here.exists(), "no tuner speaks of it"
+    for _ in range(2):  # a resume finds it
+        assert services.checkpoints_of(population, folder) == Path("/mnt/s/EXPT/checkpoints")
+    assert here.stat().st_mode & 0o7777 == OPEN_TO_ALL
+    assert services.checkpoints_of(replace(population, pai=None), folder) == here
+    assert services.checkpoints_of(on_kubernetes(config), folder) == Path("/tmp/mount/EXPT/checkpoints")

@@ -30,7 +30,7 @@ from nni_manager.store.folders import Registry
 
 @click.group()
 def experiment() -> None:
-    """Look at experiments, take them and their results elsewhere, and remove them.
+    """List, export, save, load and delete experiments.
 
     \b
     Example:

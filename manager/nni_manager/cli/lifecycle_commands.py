@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from nni_manager.cli import output
+from nni_manager.cli.banner import print_commands
 from nni_manager.cli.client import api_url
 from nni_manager.cli.exit_codes import INTERRUPTED
 from nni_manager.cli.experiments import (
@@ -27,17 +28,6 @@ from nni_manager.cli.options import (
     start_options,
 )
 from nni_manager.errors import NniManagerError, UserMistake
-
-_COMMANDS = (
-    ("nnictl experiment show", "show the information of experiments"),
-    ("nnictl trial ls", "list all of trial jobs"),
-    ("nnictl top", "monitor the status of running experiments"),
-    ("nnictl log stderr", "show stderr log content"),
-    ("nnictl log stdout", "show stdout log content"),
-    ("nnictl stop", "stop an experiment"),
-    ("nnictl trial kill", "kill a trial job by id"),
-    ("nnictl --help", "get help information about nnictl"),
-)
 
 
 @click.command(epilog=example("nnictl create --config config.yml", "nnictl create -c config.yml -p auto -f"))
@@ -120,7 +110,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
 @click.option("--port", "-p", type=Port(), default="8080", show_default=True, metavar="N|auto",
               help="Port of the HTTP API. auto: the first that is free.")  # fmt: skip
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
-    """Serve what is stored of an experiment, to be looked at and not changed."""
+    """Serve a stored experiment, to be looked at and not changed."""
     from nni_manager.cli import manager_process
 
     known = resolve(experiment_id)
@@ -179,13 +169,7 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
     if foreground:
         return
     output.plain()
-    output.plain("You can use these commands to get more information about the experiment")
-    output.plain(output.RULE)
-    output.plain("         commands                       description")
-    for number, (command, description) in enumerate(_COMMANDS, 1):
-        output.plain(f"{number}. {command:<28} {description}")
-    output.plain(output.RULE)
-    output.plain("`nnictl COMMAND --help` shows the options of a command and an example")
+    print_commands()
 
 
 def _stay(known: KnownExperiment) -> int:
@@ -234,7 +218,10 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Stop every running experiment.")
 @click.option("--port", "-p", type=int, help="Stop the experiment that runs on this port.")
 def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
-    """Stop experiments: running trials are cancelled, data stays. Views of experiments end as well."""
+    """Stop experiments.
+
+    Running trials are cancelled, data stays. Views of experiments end as well.
+    """
     from nni_manager.cli.manager_process import end_view, stop_experiment
 
     chosen = _to_stop(experiment_id, all_of_them, port)
@@ -300,7 +287,10 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
 @click.option("--time", "-t", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True,
               metavar="SECONDS", help="How often to look.")  # fmt: skip
 def top(experiment_id: str | None, every_s: float) -> None:
-    """Watch a running experiment; Ctrl-C ends the watching, not the experiment."""
+    """Watch a running experiment.
+
+    Shows progress, the best trial so far and the time that is left. Ctrl-C ends the watching, not the experiment.
+    """
     from nni_manager.cli import watch
 
     known = resolve(experiment_id)

@@ -11,6 +11,10 @@ from types import FrameType
 import click
 
 from nni_manager.cli import (
+    algorithm_commands,
+    archive_commands,
+    completion,
+    config_commands,
     experiment_commands,
     export,
     lifecycle_commands,
@@ -18,8 +22,12 @@ from nni_manager.cli import (
     openpai,
     openpai_jobs,
     output,
+    platform_commands,
+    tensorboard,
     trial_commands,
+    webui,
 )
+from nni_manager.cli.banner import print_commands
 from nni_manager.cli.exit_codes import INTERRUPTED
 from nni_manager.errors import NniManagerError
 from trial_keeper import __version__
@@ -91,18 +99,24 @@ def usage_line(error: click.UsageError) -> str:
     return f"{what}; {hint}`{path} --help` shows what there is"
 
 
-@click.group(context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 110})
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 110},
+)
 @click.version_option(__version__, "--version", "-v", message="nnictl %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Run hyper-parameter experiments.
 
-    An ID may be shortened to its beginning, and left out when exactly one experiment runs.
+    An ID may be shortened to its beginning, and left out when exactly one experiment runs. The exit code is 0 when all is well,
+    1 when something could not be done (why is on stderr), and 130 after Ctrl-C.
 
     \b
     Example:
       nnictl create --config config.yml --foreground
     """
-    return
+    if context.invoked_subcommand is None:
+        print_commands()
 
 
 for _command in (
@@ -110,10 +124,16 @@ for _command in (
     experiment_commands.experiment,
     trial_commands.trial,
     log_commands.log,
+    config_commands.config,
+    platform_commands.platform,
+    algorithm_commands.algo,
+    webui.webui,
+    tensorboard.tensorboard,
+    completion.completion,
     openpai.openpai,
 ):
     cli.add_command(_command)
-for _command in (export.export,):
+for _command in (export.export, *archive_commands.COMMANDS):
     experiment_commands.experiment.add_command(_command)
 for _command in openpai_jobs.COMMANDS:
     openpai.openpai.add_command(_command)

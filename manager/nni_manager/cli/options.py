@@ -62,8 +62,10 @@ def complete_trial(context: click.Context, _: click.Parameter, begun: str) -> li
     """The ids of trials of the experiment that stands before, for a shell; none where a command would say what is wrong."""
     from nni_manager.cli.experiments import resolve, stored_ids
 
+    # An option that waits for its value keeps click from naming what stands before.
+    given = context.params.get("experiment_id") or next(iter(context.args), None)
     with contextlib.suppress(NniManagerError):
-        return stored_ids(resolve(context.params.get("experiment_id")).folder, begun, _MOST_COMPLETIONS)
+        return stored_ids(resolve(given).folder, begun, _MOST_COMPLETIONS)
     return []
 
 

@@ -49,11 +49,24 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
-_Loader.add_implicit_resolver(
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that would be read as a number."""
+
+
+_FLOAT = (
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
     list("-+.0123456789"),
 )
+_Loader.add_implicit_resolver(*_FLOAT)
+_Dumper.add_implicit_resolver(*_FLOAT)
+
+
+def as_yaml(value: Any) -> str:
+    """A mapping as YAML text, in its order, that `read_yaml` reads as the same."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +113,10 @@ def read_yaml(path: Path) -> Document:
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "not YAML"
         # PyYAML's own words for a tab are about tokens; the user sees white space.
-        remedy = "indent with spaces" if "'\\t'" in problem else "mend the YAML there"
         mark = error.problem_mark or error.context_mark
+        remedy = "indent with spaces" if "'\\t'" in problem else "mend the YAML there"
+        if "mapping values" in problem and mark is not None:
+            remedy = _remedy_for_a_lost_line(text.splitlines()[mark.line])
         place = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
         raise _refused(path, f"cannot read {path.name}: {problem}; {remedy}", *place) from error
     except yaml.YAMLError as error:
@@ -143,6 +158,28 @@ def read_json(path: Path) -> Document:
     except (yaml.YAMLError, RecursionError):
         # The text is valid JSON: only the line numbers of later messages are lost.
         return Document(str(path), value, None)
+
+
+# Copies from web pages lose lines that hold nothing but the name of a section.
+_SECTION_OF = {
+    "builtinTunerName": "tuner",
+    "builtinAssessorName": "assessor",
+    "builtinAdvisorName": "advisor",
+    "optimize_mode": "classArgs",
+    "command": "trial",
+    "codeDir": "trial",
+    "userName": "paiConfig",
+    "operator": "kubeflowConfig",
+    "platform": "trainingService",
+}
+
+
+def _remedy_for_a_lost_line(line: str) -> str:
+    key = line.partition(":")[0].strip()
+    section = _SECTION_OF.get(key)
+    if section is None:
+        return "what is indented more than the line above lies within it, and that line has a value; mend the indentation"
+    return f"the line above has a value, so {key} cannot lie within it; is the line `{section}:` missing between the two?"
 
 
 def _is_too_deep(value: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from nni_manager.config.mistakes import key_of
 from nni_manager.config.model import (
     AzureStorage,
     ClaimStorage,
@@ -246,9 +247,11 @@ def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> No
             )
     for part in given:
         if part not in _PARTS[kind]:
+            inner = section[part]
+            place = (name, part, *(list(inner)[:1] if isinstance(inner, Mapping) else ()))
             refuse(
-                (name, part),
-                f"cannot use {name}.{part}: the storage is {kind}; remove it, or write another storage",
+                place,
+                f"cannot use {key_of(place)}: the storage is {kind}; remove it, or write another storage",
             )
 
 

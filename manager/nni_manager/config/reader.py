@@ -31,9 +31,12 @@ from nni_manager.config.model import (
     PaiConfig,
     ReuseConfig,
     TunerConfig,
+    UserClass,
 )
+from nni_manager.config.registered_algorithms import AlgorithmKind
 from nni_manager.config.schema import check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
+from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import (
     LEFT_OUT,
     SECTIONS,
@@ -43,7 +46,7 @@ from nni_manager.config.v1 import (
     PaiExperimentV1,
     megabytes,
 )
-from nni_manager.config.v2 import DocumentV2, as_v1, is_v2
+from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, words_of_v2
 
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 # Their placeholders are told where paths are.
@@ -65,13 +68,43 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentCo
     Raises:
         ConfigInvalid: with every mistake of the experiment file, of its search space and of annotations, in the order of lines.
     """
+    return _Reading(path, _document(path), reads_code).experiment()
+
+
+def schema_of(path: Path) -> Literal["v1", "v2"]:
+    """The schema that a file is written in.
+
+    Raises:
+        ConfigInvalid: it cannot be read.
+    """
+    return "v2" if isinstance(_document(path), DocumentV2) else "v1"
+
+
+def read_first_schema(path: Path) -> dict[str, Any]:
+    """The keys and values of a file in NNI's first schema, in camelCase and of the right types; nothing else of it is checked.
+
+    Raises:
+        ConfigInvalid: with every mistake of their shape, or because the file is in the second schema.
+    """
+    document = _document(path)
+    if isinstance(document, DocumentV2):
+        message = f"cannot convert {path.name}: it is in NNI's second schema; use it as it is"
+        raise ConfigInvalid([Mistake(str(path), None, None, "", message)])
+    reading = _Reading(path, document, reads_code=False)
+    mistakes = [*document.mistakes, *reading.mistakes_of_shape()]
+    if mistakes:
+        raise ConfigInvalid(mistakes)
+    return reading.raw
+
+
+def _document(path: Path) -> Document:
     document = read_yaml(path)
     if not isinstance(document.value, dict):
         message = (
             f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
         )
         raise ConfigInvalid([Mistake(str(path), 1, 1, "", message)])
-    return _Reading(path, as_v1(document) if is_v2(document.value) else document, reads_code).experiment()
+    return as_v1(document) if is_v2(document.value) else document
 
 
 AnyExperimentV1: TypeAlias = (
@@ -105,13 +138,13 @@ class _Reading:
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
         self.mistakes = list(document.mistakes)
         self.expansions: list[Expansion] = []
-        self.warnings: list[str] = []
+        self.warnings: list[str] = list(document.warnings) if isinstance(document, DocumentV2) else []
         self.is_annotated = False
 
     def experiment(self) -> ExperimentConfig:
         """The experiment. Each step notes mistakes and goes on, so that later ones are found too."""
-        file, mistakes = check(self.schema, self.raw, self.document)
-        self.mistakes += self._without_other_platforms(mistakes)
+        file, mistakes = self._check()
+        self.mistakes += mistakes
         class_args = self._class_args()
         self._check_args_of_assessor()
         uses_annotation = self.raw.get("useAnnotation") is True
@@ -157,16 +190,21 @@ class _Reading:
             search_space=search_space,
             search_space_raw=search_space_raw,
             tuner=TunerConfig(
-                name=self._within(self._proposer[0])[self._proposer[1]],
+                name=self._name_of(*self._proposer),
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
                 class_args=dict(self._within(self._proposer[0]).get("classArgs") or {}),
                 include_intermediate_results=file.tuner is not None
                 and file.tuner.include_intermediate_results,
+                own=None if file.tuner is None else self._own("tuner", file.tuner.call_timeout),
             ),
             assessor=None
             if file.assessor is None
-            else AssessorConfig(file.assessor.builtin_assessor_name, file.assessor.class_args or {}),
+            else AssessorConfig(
+                self._name_of("assessor", "builtinAssessorName"),
+                file.assessor.class_args or {},
+                self._own("assessor", file.assessor.call_timeout),
+            ),
             # A job file has commands of its own.
             trial_command=""
             if kubernetes is not None or (pai is not None and pai.job_text is not None)
@@ -189,6 +227,15 @@ class _Reading:
             warnings=tuple(self.warnings),
             kubernetes=kubernetes,
         )
+
+    def mistakes_of_shape(self) -> list[Mistake]:
+        """What is wrong with keys and types, whatever else is."""
+        return self._check()[1]
+
+    def _check(self) -> tuple[AnyExperimentV1 | None, list[Mistake]]:
+        words = {} if isinstance(self.document, DocumentV2) else words_of_v2()
+        file, mistakes = check(self.schema, self.raw, self.document, answers=words)
+        return file, self._without_other_platforms(mistakes)
 
     @property
     def platform(self) -> Literal["local", "pai", "frameworkcontroller", "kubeflow"]:
@@ -344,8 +391,11 @@ class _Reading:
 
     def _refuse_placeholders(self, *sections: str) -> None:
         """Say of each text that an example asks to replace; commands may hold what looks like it."""
+        told = {each.key for each in self.mistakes}
         for section in sections:
             for place, value in _texts_in(self._within(section), (section,)):
+                if self.document.mistake(place, "").key in told:
+                    continue
                 if place[-1] not in ("command", *_PATHS_OF_THIS_MACHINE) and is_placeholder(value):
                     self._refuse(
                         place,
@@ -414,8 +464,14 @@ class _Reading:
                     (other,), f"cannot use {other} beside advisor: an advisor does the work of both tuner and assessor; "
                     f"remove {other} or advisor"
                 )  # fmt: skip
+        if section == "tuner":
+            self._see_which("tuner", "TPE")
         proposer = self._within(section)
         name, raw = proposer.get(key), proposer.get("classArgs")
+        if section == "tuner" and self._own("tuner") is not None:
+            # What it means by its arguments is its own affair, but for the one that nearly all have.
+            mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
+            return RandomArgs(optimize_mode=mode if mode in ("maximize", "minimize") else "maximize")
         schema = CLASS_ARGS.get(name) if isinstance(name, str) else None
         if schema is None or not (raw is None or isinstance(raw, Mapping)):
             return None  # the schema of the file has said so
@@ -423,7 +479,35 @@ class _Reading:
         self.mistakes += mistakes
         return class_args
 
+    def _see_which(self, kind: AlgorithmKind, example: str) -> None:
+        """Note what is missing of a name of ours, or of a class of the user's own."""
+        section, built_in = self._within(kind), f"builtin{kind.capitalize()}Name"
+        if section and section.get(built_in) is None and not any(section.get(key) for key in OWN_KEYS):
+            self._refuse(
+                (kind,), f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. "
+                f"{built_in}: {example}, or codeDir, classFileName and className of one of your own"
+            )  # fmt: skip
+        wrong = reason_against_class(kind, section, self._folder_of_class(kind))
+        if wrong is not None:
+            self._refuse((kind, wrong[0]), wrong[1])
+
+    def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
+        """Where the class of the user's own is, if the file says so."""
+        written = self._within(kind).get("codeDir")
+        if not isinstance(written, str) or "\0" in written:
+            return None
+        return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
+
+    def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> UserClass | None:
+        name = self._within(kind).get(f"builtin{kind.capitalize()}Name")
+        here = Path(os.path.abspath(self.path.parent))
+        return user_class(kind, name, self._within(kind), self._folder_of_class(kind) or here, call_timeout_s)
+
+    def _name_of(self, section: str, key: str) -> str:
+        return str(self._within(section).get(key) or self._within(section)["className"])
+
     def _check_args_of_assessor(self) -> None:
+        self._see_which("assessor", "Medianstop")
         assessor = self._within("assessor")
         name, raw = assessor.get("builtinAssessorName"), assessor.get("classArgs")
         schema = ASSESSOR_ARGS.get(name) if isinstance(name, str) else None
@@ -433,7 +517,7 @@ class _Reading:
 
     def _see_whether_the_tuner_takes(self, space: SearchSpace) -> None:
         section, key = self._proposer
-        reason = reason_against_space(self._within(section)[key], space)
+        reason = reason_against_space(self._name_of(section, key), space)
         # Without its annotations being read, annotated code has an empty space.
         if reason is not None and space.parameters:
             self._refuse((section, key), reason)
@@ -444,7 +528,7 @@ class _Reading:
         written = self.raw.get("searchSpacePath")
         if written is None:
             self._refuse(
-                ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
+                    ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
                 "write e.g. searchSpacePath: search_space.json"
             )  # fmt: skip
         path = self._absolute("searchSpacePath", written)
@@ -458,7 +542,8 @@ class _Reading:
             return {}, None
         try:
             # Named in messages as the user would reach it: beside the experiment file as they typed that.
-            document = read_json(self.path.parent / Path(str(written)).expanduser())
+            shown_path = self.path.parent / Path(str(written)).expanduser()
+            document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
             self.mistakes += error.mistakes
             return {}, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -46,9 +47,16 @@ def refusal(sentence: str) -> PydanticCustomError:
 
 
 def check(
-    schema: type[AnySchema], raw: Any, document: Document, above: tuple[str, ...] = ()
+    schema: type[AnySchema],
+    raw: Any,
+    document: Document,
+    above: tuple[str, ...] = (),
+    answers: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[AnySchema | None, list[Mistake]]:
-    """The mapping `raw`, found at `above` in the document, as `schema`; or None and every mistake in it."""
+    """The mapping `raw`, found at `above` in the document, as `schema`; or None and every mistake in it.
+
+    `answers` are to unknown keys, by their dotted names, as those of a schema are.
+    """
     try:
         return schema.model_validate(with_camel_keys(schema, raw)), []
     except ValidationError as error:
@@ -56,9 +64,8 @@ def check(
         for detail in error.errors(include_url=False)[:MOST_MISTAKES]:
             path, field, inside = _field_at(schema, detail["loc"])
             # One mistake a field: its first.
-            found.setdefault(
-                path, document.mistake((*above, *path), _sentence(detail, (*above, *path), field, inside))
-            )
+            said = _sentence(detail, (*above, *path), field, inside, answers)
+            found.setdefault(path, document.mistake((*above, *path), said))
     return None, list(found.values())
 
 
@@ -117,14 +124,18 @@ def _field_at(
 
 
 def _sentence(
-    detail: ErrorDetails, path: tuple[str | int, ...], field: FieldInfo | None, inside: type[Schema]
+    detail: ErrorDetails,
+    path: tuple[str | int, ...],
+    field: FieldInfo | None,
+    inside: type[Schema],
+    answers: Mapping[str, str],
 ) -> str:
     key, kind, value = key_of(path), detail["type"], detail["input"]
     if kind == _SENTENCE:
         return str(detail["ctx"]["sentence"])
     last = str(path[-1]) if path else ""
     if field is None:
-        if (answer := inside.answers.get(last)) is not None:
+        if (answer := answers.get(key, inside.answers.get(last))) is not None:
             return f"cannot use {key}: {answer}"
         remedy = remedy_for_unknown(last, _fields(inside), verb="remove it or use")
         return f"cannot use {key or 'this file'}: there is no such key here; {remedy}"
@@ -135,10 +146,10 @@ def _sentence(
         return f"cannot use {key}: {shown(value)} is not a mapping; write e.g. {_name_of(path)}: {example}"
     if kind == "missing":
         return f"cannot do without {key}: it must be {what}; {written}"
-    if not field.repr:
-        return f"cannot use {key}: its value is not {what}; {written}"  # which is a secret
     if is_placeholder(value):
         return f"cannot use {key}: it is still the placeholder of an example; {written}"
+    if not field.repr:
+        return f"cannot use {key}: its value is not {what}; {written}"  # which is a secret
     return f"cannot use {key}: {shown(value)} is not {what}; {written}"
 
 

@@ -4,7 +4,7 @@ Times inside events are seconds since the epoch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
@@ -34,6 +34,13 @@ class ParametersSuggested:
 @dataclass(frozen=True, slots=True)
 class TunerExhausted:
     """The tuner has no parameters left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunerNotReady:
+    """The tuner has no parameters at present, and may have some when another trial is over."""
+
+    sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +201,7 @@ Event = (
     Begun
     | ParametersSuggested
     | TunerExhausted
+    | TunerNotReady
     | TunerFailed
     | AttemptStarted
     | MetricsStored
@@ -227,10 +235,11 @@ class AskTuner:
 
 @dataclass(frozen=True, slots=True)
 class TellTuner:
-    """How a trial came out. None: it has no result."""
+    """How a trial came out. None: it has no result. By its id the rest of it can be looked up."""
 
     sequence_id: int
     value: float | None
+    trial_id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +247,6 @@ class AskAssessor:
     """Ask whether a trial may go on that has reported these intermediate results as well, in this attempt."""
 
     trial_id: str
-    sequence_id: int
     attempt: int
     values: tuple[float, ...]
 
@@ -247,7 +255,7 @@ class AskAssessor:
 class TellAssessor:
     """A trial is final."""
 
-    sequence_id: int
+    trial_id: str
     has_succeeded: bool
 
 

@@ -60,7 +60,7 @@ from nni_manager.store.store import (
 )
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import PastTrial, Tuner
+from nni_manager.tuner.base import PastTrial, TrialResult, Tuner
 from trial_keeper import __version__
 from trial_keeper.wire.limits import collected
 from trial_keeper.wire.messages import Stream
@@ -172,17 +172,31 @@ class Engine:
 
     def _past(self, trial: Trial) -> PastTrial:
         value = self.experiment.lesson_of(trial)
-        return PastTrial(trial.sequence_id, trial.parameters, trial.memo, value, trial.state.is_final)
+        return PastTrial(
+            trial.sequence_id,
+            trial.parameters,
+            trial.memo,
+            value,
+            trial.state.is_final,
+            trial.trial_id,
+            self.experiment.metric_of(trial),
+            trial.state is TrialState.SUCCEEDED,
+        )
+
+    def _result_of(self, told: TellTuner) -> TrialResult:
+        trial = self.experiment.trials[told.trial_id]
+        has_succeeded = trial.state is TrialState.SUCCEEDED
+        return TrialResult(trial.trial_id, told.value, self.experiment.metric_of(trial), has_succeeded)
 
     def _courses(self, trials: Sequence[Trial]) -> Iterable[PastCourse]:
         """What each trial had reported in the attempt that counts."""
         courses: dict[str, list[float]] = {}
         for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
-            if (number := reward(row.value)) is not None:
+            if (number := self.experiment.seen_by_assessor(row.value)) is not None:
                 courses.setdefault(row.trial_id, []).append(number)
         return [
             PastCourse(
-                trial.sequence_id,
+                trial.trial_id,
                 trial.attempt or 0,
                 courses.get(trial.trial_id, []),
                 trial.state is TrialState.SUCCEEDED if trial.state.is_final else None,
@@ -333,7 +347,7 @@ class Engine:
             case AskTuner():
                 self._spawn(self.algorithms.ask(effect.sequence_id))
             case TellTuner():
-                self._spawn(self.algorithms.tell(effect.sequence_id, effect.value))
+                self._spawn(self.algorithms.tell(effect.sequence_id, self._result_of(effect)))
             case AskAssessor():
                 self._spawn(self.algorithms.assess(effect))
             case TellAssessor():
