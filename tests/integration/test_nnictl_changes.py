@@ -138,6 +138,10 @@ def test_a_search_space_is_updated_from_its_file_or_refused_with_each_line(manag
     space.write_text(json.dumps(raw))
     assert nnictl("update", "searchspace", "-f", space)[1] == "INFO: Update searchSpace success!\n"
     assert manager.engine.config.search_space_raw == raw
+    in_yaml = tmp_path / "space.yml"
+    in_yaml.write_text("x: {_type: choice, _value: [1, 2]}")
+    assert nnictl("update", "searchspace", "-f", in_yaml)[0] == 0
+    assert manager.engine.config.search_space_revision == 2
 
 
 def test_a_trial_that_failed_is_retried(manager, nnictl):

@@ -82,10 +82,10 @@ def update() -> None:
 @_file
 def searchspace(experiment_id: str | None, path: Path) -> None:
     """Propose trials of another search space from now on; what is known so far counts where it lies in that."""
-    from nni_manager.config.document import read_json
+    from nni_manager.config.document import read_json, read_yaml
     from nni_manager.config.search_space import read_search_space
 
-    document = read_json(path)
+    document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(path)
     _refuse(document, read_search_space(document.value)[1])
     _put(experiment_id, "SEARCH_SPACE", "searchSpace", document.value)
 
