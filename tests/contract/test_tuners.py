@@ -247,8 +247,12 @@ def test_tpe_takes_trials_that_still_run_into_account():
 
 def test_a_space_of_one_point_gives_that_point_each_time(a_tuner):
     space = {"a": {"_type": "choice", "_value": ["only"]}, "b": {"_type": "randint", "_value": [3, 4]}}
-    history = run(a_tuner(space), range(15), lambda parameters: 1.0)
+    values = iter(range(15))
+    history = run(a_tuner(space), range(15), lambda parameters: float(next(values) % 4))
     assert {json.dumps(plain(past.parameters)) for past in history} == {'{"a": "only", "b": 3}'}
+    rebuilt = a_tuner(space)
+    rebuilt.restore(stored(history))
+    assert plain(rebuilt.ask(15).parameters) == {"a": "only", "b": 3}
 
 
 def test_what_a_caller_does_to_its_parameters_stays_with_the_caller(a_tuner):
@@ -609,8 +613,10 @@ def test_a_rebuilt_population_waits_for_the_same_trials():
     ]
     rebuilt = a_population()
     rebuilt.restore(reversed(stored(past)))
+    last = tuner.ask(7)
+    assert last.memo["member"] == 3
+    assert rebuilt.ask(7) == last
     for each in (tuner, rebuilt):
-        assert each.ask(7).memo["member"] == 3
         assert each.ask(8) is Later.LATER
         for key in (4, 6, 7):
             each.tell(key, float(key))
