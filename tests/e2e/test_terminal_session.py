@@ -16,7 +16,7 @@ BIN = Path(sys.executable).parent
 CONFIG = """\
 authorName: ada
 experimentName: first
-trialConcurrency: 3
+trialConcurrency: 2
 maxTrialNum: 12
 trainingServicePlatform: local
 searchSpacePath: search_space.json
@@ -81,25 +81,31 @@ def rows_of(said):
 
 # A dozen commands, each with an end of its own, on a machine that may have other work.
 @pytest.mark.timeout(600)
-def test_create_top_trial_ls_kill_log_stop_resume_and_export(place, terminal):
+def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, terminal):
     code, said = terminal.run("nnictl create --config config.yml --port auto")
     assert code == 0
     experiment = re.search(r"The experiment id is (\w{8})", said)[1]
     assert "1. nnictl experiment show" in said
 
-    # The third place is taken by the next ones, until the sixth waits as the first two do.
     terminal.type("nnictl top")
-    terminal.wait_for("3 running.*3 succeeded")
+    terminal.wait_for("2 running")
     assert terminal.press(CTRL_C)[0] == 130  # the watching ends, not the experiment
 
     code, said = terminal.run("nnictl trial ls")
     assert code == 0
     rows = rows_of(said)
     (first, state, _), (second, _, _) = rows[0], rows[1]
-    assert (len(rows), state) == (6, "RUNNING")
+    assert (len(rows), state) == (2, "RUNNING")
 
     terminal.type(f"nnictl log trial --trial-id {second} --follow")
     terminal.wait_for("trial number 1 begins")
+    assert terminal.press(CTRL_C)[0] == 130
+
+    code, said = terminal.run("nnictl update concurrency --value 3")
+    assert (code, said.startswith("INFO: ")) == (0, True)
+    # The third place is taken by the next ones, until the sixth waits as the first two do.
+    terminal.type("nnictl top")
+    terminal.wait_for("3 running.*3 succeeded")
     assert terminal.press(CTRL_C)[0] == 130
 
     code, said = terminal.run(f"nnictl trial kill --trial-id {first}")
