@@ -8,12 +8,13 @@ import psutil
 import pytest
 from real_experiment import wait_until
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import UserClass
 from nni_manager.domain.metrics import Reported
 from nni_manager.errors import Bug
 from nni_manager.tuner import user_process
 from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import KnownResult, Later, PastTrial, TrialResult
+from nni_manager.tuner.base import Later, PastTrial, TrialResult
 from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
 
