@@ -130,7 +130,9 @@ class _Manager:
             self._config,
             self._folder,
             make_service,
-            make_tuner(self._config, services.checkpoints_of(self._config, self._folder), self._folder.log),
+            lambda config: make_tuner(
+                config, services.checkpoints_of(config, self._folder), self._folder.log
+            ),
             make_assessment(self._config, self._folder.log),
         )
         server = KeeperServer(engine.keepers)

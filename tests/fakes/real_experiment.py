@@ -82,7 +82,7 @@ async def a_manager_here(
         experiment.config,
         experiment.folder,
         make_service,
-        make_tuner(experiment.config),
+        make_tuner,
         make_assessment(experiment.config),
     )
     server = KeeperServer(engine.keepers)

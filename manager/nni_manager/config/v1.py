@@ -56,7 +56,12 @@ _HOST_NAME = re.compile(
 _DURATION = re.compile(r"^([1-9][0-9]*)([smhd])$", re.ASCII)
 
 
-def _duration_s(text: Any) -> float | None:
+def duration_s(text: Any) -> float | None:
+    """The seconds of a duration such as `90m`; None of None.
+
+    Raises:
+        ValueError: it is no duration.
+    """
     if text is None:
         return None
     match = _DURATION.match(text) if isinstance(text, str) else None
@@ -93,7 +98,7 @@ GpuIndices = Annotated[
 ]
 Duration = Annotated[
     float | None,
-    PlainValidator(_duration_s),
+    PlainValidator(duration_s),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}),
 ]
 _MOST_MB = 99_999_999
@@ -326,6 +331,8 @@ class ExperimentV1(Schema):
     trial_concurrency: int = must_be("a whole number from 1 to 99999", "2", ge=1, le=99999)
     max_exec_duration: Duration = must_be("a whole number and one of s, m, h, d", "1h", None)
     max_trial_num: int | None = must_be("a whole number from 1 to 99999", "20", None, ge=1, le=99999)
+    max_trial_duration: Duration = must_be("a whole number and one of s, m, h, d", "30m", None)
+    max_trial_retry: int = must_be("a whole number from 0 to 99", "2", 0, ge=0, le=99)
     training_service_platform: str = must_be("a platform", "local")
     search_space_path: str | None = must_be(
         "the path of a JSON file", "search_space.json", None, min_length=1

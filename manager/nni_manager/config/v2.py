@@ -39,6 +39,8 @@ _EVERYWHERE = _places(
         "trialGpuNumber": "trial.gpuNum",
         "maxExperimentDuration": "maxExecDuration",
         "maxTrialNumber": "maxTrialNum",
+        "maxTrialDuration": "maxTrialDuration",
+        "maxTrialRetry": "maxTrialRetry",
         "nniManagerIp": "nniManagerIp",
         "useAnnotation": "useAnnotation",
         "debug": "debug",
@@ -194,7 +196,6 @@ _STORAGE_KEYS = {
 }
 _STORAGE_EXAMPLE = "storage: {storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}"
 _NOT_YET = {
-    "maxTrialDuration": "trials end by themselves or with the experiment",
     "sharedStorage": "name the storage where the training service has it",
     "trainingService.openpaiConfig": "write it into a file and name that in openpaiConfigFile",
 }
