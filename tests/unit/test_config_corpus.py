@@ -75,6 +75,8 @@ def same_but_for_words(config):
     fields = json.loads(config.to_json())
     for gone in ("author_name", "config_path", "expansions", "warnings"):
         del fields[gone]
+    if fields["tuner"]["own"]:
+        del fields["tuner"]["name"]  # which says where it is, too, in the second
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
         fields["pai"]["host"] = (
             f"http://{fields['pai']['host']}"  # which the first schema means without a word

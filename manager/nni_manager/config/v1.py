@@ -146,9 +146,16 @@ SizeFrom100 = Annotated[int | None, PlainValidator(partial(_size_or_none, 100)),
 _SIZE_WORDS = "a whole number of MB from 100 on, or a size such as 8gb"
 
 
+OWN_ADVISOR = "advisors of your own are not supported; write a tuner of your own, in tuner"
+
+
 class _Algorithm(Schema):
     """What may be one of ours, by name, or a class of the user's own; the reader says what is missing of either."""
 
+    answers: ClassVar[dict[str, str]] = {
+        "gpuNum": "nothing here runs on GPUs but trials; remove it, or write gpuIndices, which changes nothing",
+        "checkpointDir": "what is known of results is kept with the experiment; remove it",
+    }
     code_dir: str | None = must_be("a folder", ".", None, min_length=1)
     class_file_name: str | None = must_be("the name of a Python file", "my_tuner.py", None, pattern=r"\.py$")
     class_name: str | None = must_be("the name of a class", "MyTuner", None, pattern=r"^\w+(\.\w+)*$")
@@ -176,6 +183,7 @@ class TunerV1(_Algorithm):
 class AdvisorV1(Schema):
     """`advisor`: NNI's word for a tuner that takes the place of tuner and assessor."""
 
+    answers: ClassVar[dict[str, str]] = dict.fromkeys(("codeDir", "classFileName", "className"), OWN_ADVISOR)
     builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband")
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)

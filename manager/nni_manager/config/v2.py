@@ -16,6 +16,7 @@ from nni_manager.config.document import Document, PathInFile
 from nni_manager.config.kubernetes import SECTION
 from nni_manager.config.mistakes import Mistake, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.model import LOCAL_HOST
+from nni_manager.config.v1 import OWN_ADVISOR
 
 # A place in any file: `*` stands for the index of an item.
 _Place = tuple[str, ...]
@@ -204,6 +205,8 @@ _ANSWERS = {
     "authorName": "NNI's second schema has no such key; remove it",
     "trial": "it is of NNI's first schema; write trialCommand, trialCodeDirectory and trialGpuNumber",
     "experimentType": "architecture search is not supported; write hpo, or remove it",
+    "advisor.className": OWN_ADVISOR,
+    "advisor.codeDirectory": OWN_ADVISOR,
     "multiPhase": "NNI gave it up; remove it",
     "multiThread": "NNI gave it up; remove it",
     **{
@@ -623,6 +626,7 @@ def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
             tail = re.sub(rf"(?<![\w.]){last}(?=: )", v2_last, tail)
             if last != last.lower() or last == "reuse":
                 head = re.sub(rf"(?<![\w.]){last}(?![\w:.])|(?<={{){last}(?=:)", v2_last, head)
+    tail = tail.replace("codeDir, classFileName and className", "codeDirectory and className")
     if "nfs: {" in tail:
         tail = _STORAGE_EXAMPLE
     tail = tail.replace("keyVault: {", "storage: {storageType: azureStorage, ")
