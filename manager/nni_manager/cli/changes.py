@@ -175,7 +175,8 @@ def retry(experiment_id: str | None, trial_id: str) -> None:
 def import_results(experiment_id: str | None, path: Path) -> None:
     """Let the tuner learn from results of elsewhere.
 
-    The file has a list of {"parameter": {...}, "value": 0.93}. When one of them is wrong, all mistakes are told and none is imported.
+    The file has a list of {"parameter": {...}, "value": 0.93}. When one of them is wrong, all mistakes are told and none is
+    imported.
     """
     from nni_manager.config.document import read_json
     from nni_manager.config.known_results import read_results
