@@ -385,6 +385,7 @@ def test_an_assessor_sees_results_as_they_were_reported(an_assessor, tmp_path):
     assessment.end("Abc12", has_succeeded=False)
     assessment.restore([PastCourse("Old11", 0, [1.0], True)])
     assert assessment.hear("Def34", 0, [1])
+    assessment.close()
     assert (tmp_path / "assessor.log").read_text().splitlines()[1:] == [
         "Abc12 [0.75, {'acc': 0.9}] {}",
         "Abc12 [0.75, {'acc': 0.9}, 0.25] {}",

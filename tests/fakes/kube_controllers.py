@@ -167,7 +167,10 @@ def framework_step(store, framework):
             )
         status["state"] = "AttemptDeletionRequested"
     elif state in ("AttemptDeletionRequested", "AttemptDeleting"):
-        if store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"]) is not None:
+        config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
+        if config_map is not None and not store.dependents(config_map["metadata"]["uid"]):
+            return  # it is about to go
+        if config_map is not None:
             status["state"] = "AttemptDeleting"
         else:
             for _, _, task in _tasks(framework):
