@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test faults hostile check fix proto bench quality images
+.PHONY: help demo test golden faults hostile check fix proto bench quality images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 
 test: .venv/.installed-test ## run all tests
 	pytest -n 3 --dist loadscope
+
+golden: .venv/.installed-test ## write tests/golden/nnictl anew: what nnictl says, word by word
+	GOLDEN=write pytest -q tests/unit/test_cli_golden.py
 
 hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connections at once
 	HOSTILE_CONNECTIONS=10000 pytest tests/integration -k hostile

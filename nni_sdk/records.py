@@ -14,8 +14,10 @@ Source: NNI v3.0 SDK; its json_tricks output and its older REQUEST_PARAMETER fra
 import json
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from nni_sdk.frame import MAX_PAYLOAD_BYTES, encode
@@ -29,12 +31,14 @@ _INT64: Final = 2**63
 # By chance hardly ever two headers of a line declare just the length that is left of it. Each that does may cost as much as the
 # whole line takes to parse; on purpose there can be one every nine bytes, and a megabyte of them took 40 s.
 _MOST_CANDIDATES: Final = 16
-# A frame as every SDK writes it, of a number or of text without escapes. What this finds is what the JSON says, in two thirds of
-# the time.
-_match_plain = re.compile(
-    r'ME([0-9]{6})\{"parameter_id": (0|[1-9][0-9]{0,17}), "trial_job_id": "([ !#-\[\]-~]*)", "type": "(PERIODICAL|FINAL)", '
-    r'"sequence": (0|[1-9][0-9]{0,17}), "value": "([ !#-\[\]-~]*)"\}'
-).fullmatch
+# A line with a frame as every SDK writes it, of a number or of text without escapes. What this finds is what the JSON says, in
+# two thirds of the time for one line, and in a third for many at once.
+_PLAIN = re.compile(
+    r'^ME([0-9]{6})\{"parameter_id": (0|[1-9][0-9]{0,17}), "trial_job_id": "([ !#-\[\]-~]*)", "type": "(PERIODICAL|FINAL)", '
+    r'"sequence": (0|[1-9][0-9]{0,17}), "value": "([ !#-\[\]-~]*)"\}$',
+    re.MULTILINE,
+)
+_match_plain = _PLAIN.fullmatch
 _HEADER = re.compile(r"ME([0-9]{6})\{")
 _parse = (
     json.JSONDecoder().raw_decode
@@ -56,6 +60,10 @@ class Record(NamedTuple):
     sequence: int
     value: str
     size: int
+
+
+# Record's own, without Python's bytecode around it: half the time.
+_new_record: Callable[[Iterable[object]], Record] = partial(tuple.__new__, Record)
 
 
 class Garbage(NamedTuple):
@@ -86,11 +94,53 @@ def decode(data: bytes, offset: int) -> Decoded:
     frame, its beginning is garbage, so the caller never holds more than `MAX_FRAME_BYTES`. Garbage spans that touch and have
     one reason are one span. Never raises.
     """
-    records: list[Record] = []
     garbage: list[Garbage] = []
     # Latin-1 gives each byte one character, so positions in the text are positions in the file.
-    lines = data.decode("latin-1").split("\n")
+    text = data.decode("latin-1")
+    lines = text.split("\n")
     unfinished = lines.pop()
+    consumed = len(data) - len(unfinished)
+    records = _plain_records(text[:consumed], lines, offset)
+    if records is None:
+        records = _any_records(lines, offset, garbage)
+    # The newline is missing, so one byte less than a whole frame may yet become one.
+    hopeless = len(unfinished) - (MAX_FRAME_BYTES - 1)
+    if hopeless > 0:
+        _skip(garbage, offset + consumed, hopeless, "no frame is as long as this line")
+        consumed += hopeless
+    return Decoded(records, consumed, garbage)
+
+
+def _plain_records(text: str, lines: list[str], offset: int) -> list[Record] | None:
+    """What all these lines say, where they are plain frames without exception, as nearly always; else None.
+
+    `text` holds the same lines, each with its newline. Nothing is done here for each record, only for all at once.
+    """
+    if not lines or "\\" in text:
+        return None
+    matches = _PLAIN.findall(text)
+    if len(matches) != len(lines):
+        return None
+    declared, parameter_ids, trial_job_ids, types, sequences, values = zip(*matches, strict=True)
+    sizes = [len(line) + 1 for line in lines]
+    # Few differ.
+    if any(int(length) + HEADER_BYTES != size for length, size in set(zip(declared, sizes, strict=True))):
+        return None
+    columns = (
+        accumulate(sizes, initial=offset),  # one more than there are records: where the next one begins
+        map(int, parameter_ids),
+        trial_job_ids,
+        types,
+        map(int, sequences),
+        values,
+        sizes,
+    )
+    return list(map(_new_record, zip(*columns, strict=False)))
+
+
+def _any_records(lines: list[str], offset: int, garbage: list[Garbage]) -> list[Record]:
+    """What these lines say, one after another; what is no record goes to `garbage`."""
+    records: list[Record] = []
     for line in lines:
         size = len(line) + 1
         plain = _match_plain(line)
@@ -108,13 +158,7 @@ def decode(data: bytes, offset: int) -> Decoded:
         else:
             _salvage(line, offset, records, garbage)
         offset += size
-    consumed = len(data) - len(unfinished)
-    # The newline is missing, so one byte less than a whole frame may yet become one.
-    hopeless = len(unfinished) - (MAX_FRAME_BYTES - 1)
-    if hopeless > 0:
-        _skip(garbage, offset, hopeless, "no frame is as long as this line")
-        consumed += hopeless
-    return Decoded(records, consumed, garbage)
+    return records
 
 
 def _salvage(line: str, offset: int, records: list[Record], garbage: list[Garbage]) -> None:

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.model import ExperimentConfig, PaiConfig
 from nni_manager.errors import UserMistake
-from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
+from trial_keeper.wire.workspace import Workspace
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service
@@ -69,6 +70,24 @@ def make_service(
         poll_s=_POLL_HERE_S if pai.is_local else POLL_S,
         python=sys.executable if pai.is_local else None,
     )
+
+
+def checkpoints_of(config: ExperimentConfig, folder: ExperimentFolder) -> Path:
+    """Where trials keep what later trials go on from, as trials see it; made where the tuner speaks of it.
+
+    Raises:
+        OSError: the storage does not take the folder.
+    """
+    from nni_manager.local_openpai.runner import mounts_work
+
+    if config.tuner.name == "PBTTuner":
+        checkpoints = folder.workspace.checkpoints
+        checkpoints.mkdir(exist_ok=True)
+        if config.pai is not None:
+            checkpoints.chmod(OPEN_TO_ALL)  # for the users that containers run as
+    if config.pai is None or (config.pai.is_local and not mounts_work()):
+        return folder.workspace.checkpoints.resolve()
+    return Workspace(Path(config.pai.mount) / folder.experiment_id).checkpoints
 
 
 def open_cluster(

@@ -110,12 +110,15 @@ class RealExperiment:
         *,
         space: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
+        files: dict[str, str] | None = None,
         **config: Any,
     ) -> None:
-        """`train` is the training script; `config` overrides keys of the experiment file."""
+        """`train` is the training script, `files` lie beside it; `config` overrides keys of the experiment file."""
         self.code = folder / "code"
         self.code.mkdir(parents=True)
         (self.code / "train.py").write_text(train)
+        for name, content in (files or {}).items():
+            (self.code / name).write_text(content)
         (self.code / "search_space.json").write_text(
             json.dumps(space or {"x": {"_type": "uniform", "_value": [0, 1]}})
         )

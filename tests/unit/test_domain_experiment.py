@@ -395,6 +395,18 @@ def test_an_exhausted_tuner_ends_the_asking_and_not_the_trials(a_search) -> None
     assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
 
 
+def test_an_assessor_of_the_users_own_sees_whole_results(a_search) -> None:
+    search = a_search()
+    search.experiment.is_assessed = search.experiment.assessor_sees_all = True
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.report(trial_id, '{"acc": 1}', "2", final=False)
+    (asked,) = search.assessed
+    assert isinstance(asked, AskAssessor)
+    assert [each.text for each in asked.values] == ['{"acc": 1}', "2"]
+    assert asked.values[1] == 2.0
+
+
 def test_a_tuner_that_has_nothing_now_is_asked_again_when_a_trial_is_over(a_search) -> None:
     search = a_search(concurrency=3)
     search.suggest()
@@ -597,7 +609,7 @@ def test_an_assessor_hears_the_numbers_of_intermediate_results_and_the_end(a_sea
     search.report("t0", "7")
     search.end("t0")
     search.deliver("t0")
-    assert search.assessed == [AskAssessor("t0", 0, 0, (0.5, 2.0)), TellAssessor(0, has_succeeded=True)]
+    assert search.assessed == [AskAssessor("t0", 0, (0.5, 2.0)), TellAssessor("t0", has_succeeded=True)]
 
 
 def test_without_an_assessor_nobody_is_asked(a_search) -> None:
@@ -621,7 +633,7 @@ def test_a_trial_that_the_assessor_refuses_is_stopped_early_and_its_last_result_
     search.deliver("t0")
     assert search.trial("t0").state is TrialState.EARLY_STOPPED
     assert search.told == [TellTuner(0, lesson)]
-    assert search.assessed[-1] == TellAssessor(0, has_succeeded=False)
+    assert search.assessed[-1] == TellAssessor("t0", has_succeeded=False)
     assert search.experiment.best is None
     assert search.asked == [1]
 

@@ -410,7 +410,37 @@ def test_no_job_is_asked_for_to_run_what_was_asked_for_ahead() -> None:
     play.run("t0")
     play.idle("env-0")
     assert play.submitted == ["env-0", "env-1"]
-    assert {job.next_id is None for job in play.experiment.jobs.live.values()} == {False}
+    assert [len(job.next_ids) for job in play.experiment.jobs.live.values()] == [1, 1]
+
+
+def test_of_trials_that_are_very_short_a_job_is_given_some_ahead_and_begins_them_in_their_order() -> None:
+    play = Play(max_trials=9, looks_ahead=True)
+    play.idle()
+    play.start("t0")
+    play.end("t0", at_s=10.5)
+    play.deliver("t0")
+    play.idle()
+    assert play.given == [("env-0", f"t{number}", None) for number in range(5)]
+    for number in range(1, 5):
+        play.start(f"t{number}")
+        play.end(f"t{number}", at_s=10.5)
+        play.deliver(f"t{number}")
+    assert play.given == [("env-0", f"t{number}", None) for number in range(9)]
+    assert play.submitted == ["env-0"]
+
+
+def test_what_was_given_ahead_goes_to_whoever_is_idle_when_its_job_is_gone_and_keeps_its_order() -> None:
+    play = Play(max_trials=9, looks_ahead=True)
+    play.idle()
+    play.start("t0")
+    play.end("t0", at_s=10.5)
+    play.deliver("t0")
+    play.idle()
+    play.start("t1")
+    play.lose("env-0", "t2", "t3", "t4")
+    assert list(play.experiment.jobs.queue)[:3] == ["t2", "t3", "t4"]
+    play.idle("env-1")
+    assert [given[:2] for given in play.given[5:8]] == [("env-1", f"t{number}") for number in (2, 3, 4)]
 
 
 def test_after_a_restart_a_job_has_both_its_trials(ahead: Play) -> None:

@@ -94,6 +94,13 @@ def test_choices_nest_to_any_depth():
             one("mutable_layer", 1),
             "cannot use x: architecture search (mutable_layer) is not supported; use choice",
         ),
+        ({1: one("choice", 1)["x"]}, 'cannot use 1: a name is text; write "1"'),
+        (
+            one("choice", {"_name": "a", 2: one("choice", 1)["x"]}),
+            'cannot use x[0].2: a name is text; write "2"',
+        ),
+        (one("choice", [b"bytes"]), "is no JSON value; put it in quotes, or write a finite number"),
+        (one("choice", math.inf), "cannot use x[0]: Infinity is no JSON value"),
         (one("choice"), "cannot use x: the choice has no option; list at least one"),
         (
             {"x": {"_type": "choice", "_value": "ab"}},

@@ -10,6 +10,7 @@ from nni_manager import services
 from nni_manager.config.model import PaiConfig
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserMistake
+from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
 from nni_manager.training_services.openpai.protocol import Storage
 
 CONFIG = """\
@@ -92,3 +93,17 @@ def test_paths_that_cannot_be_one_folder_are_a_mistake(config):
         UserMistake, match="they must end alike below /mnt/s; write containerNFSMountPath: /mnt/s"
     ):
         services._shown_at(pai, Storage("s", "/mnt/s"))
+
+
+def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
+    folder = ExperimentFolder(tmp_path / "experiments" / "EXPT")
+    folder.make(tmp_path)
+    elsewhere = config()
+    population = replace(elsewhere, tuner=replace(elsewhere.tuner, name="PBTTuner"))
+    assert services.checkpoints_of(elsewhere, folder) == Path("/mnt/s/EXPT/checkpoints")
+    here = tmp_path / "EXPT" / "checkpoints"
+    assert not here.exists(), "no tuner speaks of it"
+    for _ in range(2):  # a resume finds it
+        assert services.checkpoints_of(population, folder) == Path("/mnt/s/EXPT/checkpoints")
+    assert here.stat().st_mode & 0o7777 == OPEN_TO_ALL
+    assert services.checkpoints_of(replace(population, pai=None), folder) == here

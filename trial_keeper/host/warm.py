@@ -16,7 +16,7 @@ from typing import Any
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.errors import WarmStartRefused
 
-_INTERPRETER = Path(__file__).with_name("warm_interpreter.py")
+_INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
 # A fork of a process with gigabytes takes a second on a busy machine; one that takes this long is stuck.
 _LONGEST_START_S = 30.0

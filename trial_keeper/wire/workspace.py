@@ -4,6 +4,7 @@
         manager.json                        written by the manager: its version and addresses
         run.sh                              what a job runs
         code-<digest>.tar.gz                the training code as jobs unpack it; not with jobs that see the code folder itself
+        checkpoints/                        what trials go on from, with a tuner that lets them
         sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
@@ -145,6 +146,11 @@ class Workspace:
     def sdk(self) -> Path:
         """The folder that is put on a trial's Python path: it holds the package nni_sdk and nothing else."""
         return self.root / "sdk"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What trials save for later ones to go on from, where the tuner has them do so."""
+        return self.root / "checkpoints"
 
     @property
     def trials(self) -> Path:

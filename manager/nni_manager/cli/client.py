@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
-from http.client import IncompleteRead
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.own_http import causes_of, keep_to_own, stranger_in
 from nni_manager.store.folders import ManagerProcess
 
 if TYPE_CHECKING:
@@ -16,15 +13,6 @@ if TYPE_CHECKING:
 
 # The manager answers in milliseconds; a machine under full load gets some patience.
 _ANSWER_WITHIN_S = 10.0
-# What the other end's closing looks like, in the words of the system, of TLS and of HTTP.
-_CLOSED = (
-    ConnectionResetError,
-    ConnectionAbortedError,
-    BrokenPipeError,
-    ssl.SSLEOFError,
-    ssl.SSLZeroReturnError,
-    IncompleteRead,
-)
 
 
 class ManagerSilent(TryAgain):
@@ -100,14 +88,29 @@ class ManagerClient:
         raise RequestRefused(str(problem))
 
     def _unheard(self, error: requests.RequestException) -> ManagerSilent:
+        import ssl
+        from http.client import IncompleteRead
+
         import requests
+
+        from nni_manager.own_http import causes_of, stranger_in
+
+        # What the other end's closing looks like, in the words of the system, of TLS and of HTTP.
+        closed = (
+            ConnectionResetError,
+            ConnectionAbortedError,
+            BrokenPipeError,
+            ssl.SSLEOFError,
+            ssl.SSLZeroReturnError,
+            IncompleteRead,
+        )
 
         if (stranger := stranger_in(error)) is not None:
             return self._silent(str(stranger))
         causes = tuple(causes_of(error))
         if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
             return self._silent("nobody listens there")
-        if any(isinstance(cause, _CLOSED) for cause in causes):
+        if any(isinstance(cause, closed) for cause in causes):
             # It had to make room for others, or has just ended.
             return self._silent("the connection was closed before it had answered", ConnectionClosed)
         if isinstance(error, requests.exceptions.SSLError):
@@ -126,9 +129,11 @@ class ManagerClient:
 
 def session_with(process: ManagerProcess) -> requests.Session:
     """What lets the owner of the experiment in, and speaks to nobody but its manager."""
-    # Costs 100 ms, which only the commands that talk to a manager pay.
+    # All this costs 150 ms, which only the commands that talk to a manager pay.
     import requests
     from requests.adapters import HTTPAdapter
+
+    from nni_manager.own_http import keep_to_own
 
     session = requests.Session()
     # A proxy of the environment cannot reach this machine's loopback, and .netrc has another token.

@@ -26,12 +26,29 @@ class Expansion:
     absolute: Path
 
 
+# A model that is fitted to thousands of results takes minutes; what takes longer has most likely stopped for good.
+CALL_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class UserClass:
+    """A class of the user's own. `class_name` and `validator` are dotted: module and class.
+
+    `code_dir` is the folder where the module is; None: it is installed. No call of it may take longer than `call_timeout_s`.
+    """
+
+    class_name: str
+    code_dir: str | None = None
+    validator: str | None = None
+    call_timeout_s: float = CALL_TIMEOUT_S
+
+
 @dataclass(frozen=True, slots=True)
 class TunerConfig:
     """Who proposes parameters. `class_args` is as written in the file; the checked values are the fields beside it.
 
     `seed` None means that every experiment draws its own. `include_intermediate_results`: the last intermediate result of a trial
-    that was stopped early is told to the tuner as its result.
+    that was stopped early is told to the tuner as its result. `own`: it is this class, and not one of ours.
     """
 
     name: str
@@ -39,14 +56,16 @@ class TunerConfig:
     seed: int | None
     class_args: dict[str, Any]
     include_intermediate_results: bool = False
+    own: UserClass | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AssessorConfig:
-    """Who stops trials early. `class_args` is as written in the file, and checked."""
+    """Who stops trials early. `class_args` is as written in the file, and checked. `own`: as for a tuner."""
 
     name: str
     class_args: dict[str, Any]
+    own: UserClass | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +297,7 @@ class ExperimentConfig:
             reuse = fields.get("reuse", {})  # absent from what the first format of the store has
             fields |= {
                 "search_space": parse_search_space(fields["search_space_raw"]),
-                "tuner": TunerConfig(**fields["tuner"]),
+                "tuner": TunerConfig(**_with_own(fields["tuner"])),
                 "local": LocalConfig(
                     **fields["local"] | {"gpu_indices": None if gpu_indices is None else tuple(gpu_indices)}
                 ),
@@ -286,7 +305,9 @@ class ExperimentConfig:
                 "kubernetes": None
                 if fields.get("kubernetes") is None
                 else KubernetesConfig.from_dict(fields["kubernetes"]),
-                "assessor": None if fields.get("assessor") is None else AssessorConfig(**fields["assessor"]),
+                "assessor": None
+                if fields.get("assessor") is None
+                else AssessorConfig(**_with_own(fields["assessor"])),
                 "reuse": ReuseConfig(**reuse | {"warm_imports": tuple(reuse.get("warm_imports", ()))}),
                 "expansions": tuple(
                     Expansion(each["key"], each["written"], Path(each["absolute"]))
@@ -298,6 +319,11 @@ class ExperimentConfig:
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise Bug(f"cannot read the stored experiment: {error!r}; please report it") from error
+
+
+def _with_own(fields: dict[str, Any]) -> dict[str, Any]:
+    own = fields.get("own")
+    return fields | {"own": None if own is None else UserClass(**own)}
 
 
 def _pai(fields: dict[str, Any] | None) -> PaiConfig | None:

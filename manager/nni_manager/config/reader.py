@@ -31,9 +31,12 @@ from nni_manager.config.model import (
     PaiConfig,
     ReuseConfig,
     TunerConfig,
+    UserClass,
 )
+from nni_manager.config.registered_algorithms import AlgorithmKind
 from nni_manager.config.schema import check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
+from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import (
     LEFT_OUT,
     SECTIONS,
@@ -85,9 +88,8 @@ def read_first_schema(path: Path) -> dict[str, Any]:
     """
     document = _document(path)
     if isinstance(document, DocumentV2):
-        raise ConfigInvalid(
-            [Mistake(str(path), None, None, "", f"cannot convert {path.name}: it is in NNI's second schema")]
-        )
+        message = f"cannot convert {path.name}: it is in NNI's second schema; use it as it is"
+        raise ConfigInvalid([Mistake(str(path), None, None, "", message)])
     reading = _Reading(path, document, reads_code=False)
     mistakes = [*document.mistakes, *reading.mistakes_of_shape()]
     if mistakes:
@@ -188,16 +190,21 @@ class _Reading:
             search_space=search_space,
             search_space_raw=search_space_raw,
             tuner=TunerConfig(
-                name=self._within(self._proposer[0])[self._proposer[1]],
+                name=self._name_of(*self._proposer),
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
                 class_args=dict(self._within(self._proposer[0]).get("classArgs") or {}),
                 include_intermediate_results=file.tuner is not None
                 and file.tuner.include_intermediate_results,
+                own=None if file.tuner is None else self._own("tuner", file.tuner.call_timeout),
             ),
             assessor=None
             if file.assessor is None
-            else AssessorConfig(file.assessor.builtin_assessor_name, file.assessor.class_args or {}),
+            else AssessorConfig(
+                self._name_of("assessor", "builtinAssessorName"),
+                file.assessor.class_args or {},
+                self._own("assessor", file.assessor.call_timeout),
+            ),
             # A job file has commands of its own.
             trial_command=""
             if kubernetes is not None or (pai is not None and pai.job_text is not None)
@@ -457,8 +464,14 @@ class _Reading:
                     (other,), f"cannot use {other} beside advisor: an advisor does the work of both tuner and assessor; "
                     f"remove {other} or advisor"
                 )  # fmt: skip
+        if section == "tuner":
+            self._see_which("tuner", "TPE")
         proposer = self._within(section)
         name, raw = proposer.get(key), proposer.get("classArgs")
+        if section == "tuner" and self._own("tuner") is not None:
+            # What it means by its arguments is its own affair, but for the one that nearly all have.
+            mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
+            return RandomArgs(optimize_mode=mode if mode in ("maximize", "minimize") else "maximize")
         schema = CLASS_ARGS.get(name) if isinstance(name, str) else None
         if schema is None or not (raw is None or isinstance(raw, Mapping)):
             return None  # the schema of the file has said so
@@ -466,7 +479,39 @@ class _Reading:
         self.mistakes += mistakes
         return class_args
 
+    def _see_which(self, kind: AlgorithmKind, example: str) -> None:
+        """Note what is missing of a name of ours, or of a class of the user's own."""
+        section, built_in = self._within(kind), f"builtin{kind.capitalize()}Name"
+        if (
+            isinstance(self.raw.get(kind), Mapping)
+            and section.get(built_in) is None
+            and not any(section.get(key) for key in OWN_KEYS)
+        ):
+            self._refuse(
+                (kind,), f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. "
+                f"{built_in}: {example}, or codeDir, classFileName and className of one of your own"
+            )  # fmt: skip
+        wrong = reason_against_class(kind, section, self._folder_of_class(kind))
+        if wrong is not None:
+            self._refuse((kind, wrong[0]), wrong[1])
+
+    def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
+        """Where the class of the user's own is, if the file says so."""
+        written = self._within(kind).get("codeDir")
+        if not isinstance(written, str) or "\0" in written:
+            return None
+        return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
+
+    def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> UserClass | None:
+        name = self._within(kind).get(f"builtin{kind.capitalize()}Name")
+        here = Path(os.path.abspath(self.path.parent))
+        return user_class(kind, name, self._within(kind), self._folder_of_class(kind) or here, call_timeout_s)
+
+    def _name_of(self, section: str, key: str) -> str:
+        return str(self._within(section).get(key) or self._within(section)["className"])
+
     def _check_args_of_assessor(self) -> None:
+        self._see_which("assessor", "Medianstop")
         assessor = self._within("assessor")
         name, raw = assessor.get("builtinAssessorName"), assessor.get("classArgs")
         schema = ASSESSOR_ARGS.get(name) if isinstance(name, str) else None
@@ -476,7 +521,7 @@ class _Reading:
 
     def _see_whether_the_tuner_takes(self, space: SearchSpace) -> None:
         section, key = self._proposer
-        reason = reason_against_space(self._within(section)[key], space)
+        reason = reason_against_space(self._name_of(section, key), space)
         # Without its annotations being read, annotated code has an empty space.
         if reason is not None and space.parameters:
             self._refuse((section, key), reason)

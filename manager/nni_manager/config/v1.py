@@ -141,40 +141,28 @@ SizeFrom100 = Annotated[int | None, PlainValidator(partial(_size_or_none, 100)),
 _SIZE_WORDS = "a whole number of MB from 100 on, or a size such as 8gb"
 
 
-class _BuiltIn(Schema):
-    """What takes no class of the user's own yet."""
+class _Algorithm(Schema):
+    """What may be one of ours, by name, or a class of the user's own; the reader says what is missing of either."""
 
-    kind: ClassVar[str]
-    instead: ClassVar[str]
-    code_dir: Any = None
-    class_file_name: Any = None
-    class_name: Any = None
-
-    @field_validator("code_dir", "class_file_name", "class_name")
-    @classmethod
-    def _is_not_yet(cls, value: Any, info: ValidationInfo) -> None:
-        key = to_camel(info.field_name or "")
-        raise refusal(
-            f"cannot use {cls.kind}.{key}: {cls.kind}s of your own are not in this version yet; "
-            f"remove it and write {cls.instead}"
-        )
-
-
-class TunerV1(_BuiltIn):
-    """`tuner`. `gpuIndices` changes nothing for the tuners of this version."""
-
-    kind = "tuner"
-    instead = "builtinTunerName: TPE or Random"
-    builtin_tuner_name: str = must_be("the name of a tuner", "TPE")
+    code_dir: str | None = must_be("a folder", ".", None, min_length=1)
+    class_file_name: str | None = must_be("the name of a Python file", "my_tuner.py", None, pattern=r"\.py$")
+    class_name: str | None = must_be("the name of a class", "MyTuner", None, pattern=r"^\w+(\.\w+)*$")
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
+    call_timeout: Duration = must_be("a whole number and one of s, m, h, d", "10m", None)
+
+
+class TunerV1(_Algorithm):
+    """`tuner`. `gpuIndices` changes nothing for the tuners of this version."""
+
+    builtin_tuner_name: str | None = must_be("the name of a tuner", "TPE", None)
     include_intermediate_results: bool = must_be("true or false", "false", False)
     gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
 
     @field_validator("builtin_tuner_name", mode="before")
     @classmethod
     def _is_known(cls, name: Any) -> Any:
-        reason = reason_against_tuner(name)
+        reason = None if name is None else reason_against_tuner(name)
         if reason is not None and not is_placeholder(name):
             raise refusal(reason)
         return name
@@ -197,19 +185,15 @@ class AdvisorV1(Schema):
         return name
 
 
-class AssessorV1(_BuiltIn):
+class AssessorV1(_Algorithm):
     """`assessor`."""
 
-    kind = "assessor"
-    instead = "builtinAssessorName: Medianstop"
-    builtin_assessor_name: str = must_be("the name of an assessor", "Medianstop")
-    # Checked by the schema of the algorithm once the name is known.
-    class_args: dict[str, Any] | None = must_be("a mapping", "{start_step: 5}", None)
+    builtin_assessor_name: str | None = must_be("the name of an assessor", "Medianstop", None)
 
     @field_validator("builtin_assessor_name", mode="before")
     @classmethod
     def _is_known(cls, name: Any) -> Any:
-        reason = reason_against_assessor(name)
+        reason = None if name is None else reason_against_assessor(name)
         if reason is not None and not is_placeholder(name):
             raise refusal(reason)
         return name

@@ -51,10 +51,12 @@ _EVERYWHERE = _places(
         "tuner.includeIntermediateResults": "tuner.includeIntermediateResults",
         "tuner.className": "tuner.className",
         "tuner.codeDirectory": "tuner.codeDir",
+        "tuner.callTimeout": "tuner.callTimeout",
         "assessor.name": "assessor.builtinAssessorName",
         "assessor.classArgs": "assessor.classArgs",
         "assessor.className": "assessor.className",
         "assessor.codeDirectory": "assessor.codeDir",
+        "assessor.callTimeout": "assessor.callTimeout",
         "advisor.name": "advisor.builtinAdvisorName",
         "advisor.classArgs": "advisor.classArgs",
         "trainingService.platform": "trainingServicePlatform",
@@ -228,7 +230,7 @@ _SIGNS = frozenset(
         ),
     )
 )
-DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout")
+DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
 # An image that NNI takes when a file names none.
@@ -375,10 +377,13 @@ class _Translation:
                 '"pai" is its name in NNI\'s first schema; write platform: openpai',
             )
         service = _get(self.document.value, "trainingService")
-        if service is None or isinstance(service, Mapping):
-            self.value["trainingServicePlatform"] = PLATFORMS.get(str(self.platform), self.platform)
-        else:
+        platform = _get(service, "platform")
+        if service is not None and not isinstance(service, Mapping):
             self.value["trainingServicePlatform"] = "local"  # what is wrong has been told
+        elif self.platform is not None:
+            self.value["trainingServicePlatform"] = PLATFORMS.get(self.platform, self.platform)
+        elif platform is not None:
+            self.value["trainingServicePlatform"] = platform  # which is no text
         match self.platform:
             case "openpai":
                 self._as_openpai_has_it()
@@ -405,8 +410,13 @@ class _Translation:
                 for each in (*self.table, *ALIASES, ("searchSpace",))
                 if each[: len(place)] == place and len(each) > len(place)
             }
+            seen: set[str] = set()
             for key, item in value.items():
                 name = known.get(folded(key), key) if isinstance(key, str) else str(key)
+                if name in seen:
+                    self._refuse((*here, str(key)), f"it is {name} in another spelling; keep one of the two")
+                    continue
+                seen.add(name)
                 self._take_key(item, (*place, name), (*here, name))
         elif place == ("trainingService",) and isinstance(value, list):
             self._refuse(
@@ -445,9 +455,6 @@ class _Translation:
         target = with_indices(v1, here)
         if target in self.said_at:
             first = key_of(self.said_at[target])
-            if first == key_of(here):
-                self._refuse(here, "it is there in another spelling already; keep one of the two")
-                return
             is_inner = place[0] == "trainingService" and primary[0] != "trainingService"
             winner = key_of(here) if is_inner else first
             self.warnings.append(f"{winner} wins over {first if is_inner else key_of(here)}")

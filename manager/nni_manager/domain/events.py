@@ -247,7 +247,6 @@ class AskAssessor:
     """Ask whether a trial may go on that has reported these intermediate results as well, in this attempt."""
 
     trial_id: str
-    sequence_id: int
     attempt: int
     values: tuple[float, ...]
 
@@ -256,7 +255,7 @@ class AskAssessor:
 class TellAssessor:
     """A trial is final."""
 
-    sequence_id: int
+    trial_id: str
     has_succeeded: bool
 
 

@@ -9,8 +9,8 @@ is exhausted. Nothing here looks at all trials, so the ten-thousandth costs what
 
 An assessor, if there is one, hears the numbers of intermediate results and may refuse a trial, which is then stopped early.
 
-With reuse and a tuner that does not learn, trials that are short are asked for ahead: each busy job gets one more, which its
-keeper begins by itself, so that no trial waits for a word from here.
+With reuse and a tuner that does not learn, trials that are short are asked for ahead: each busy job gets one more, or some when
+they are very short, which its keeper begins by itself, so that no trial waits for a word from here.
 
 Times named `now_s` are monotonic; those inside events and trials are seconds since the epoch.
 """
@@ -66,8 +66,8 @@ from nni_manager.domain.events import (
     TunerNotReady,
     UsageReported,
 )
-from nni_manager.domain.jobs import Job, Jobs, JobState
-from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
+from nni_manager.domain.jobs import MOST_AHEAD, Job, Jobs, JobState
+from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, Reported, reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
@@ -79,6 +79,8 @@ LATEST_FAILURES = 3
 
 # Trials that last longer gain nothing by being asked for ahead, and one that is would wait as long for its turn.
 _SHORT_TRIAL_S = 60.0
+# Of these several are over while one is asked for, stored and given. A job that has as many waiting holds none up for long.
+_VERY_SHORT_TRIAL_S = 1.0
 
 STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
 _KEEPER_RESTARTED = "its keeper was started anew while the trial was being stopped"
@@ -184,6 +186,8 @@ class Experiment:
     """Whether parameters may be asked for before earlier results are known: the tuner does not learn from them."""
     is_assessed: bool = False
     """Whether an assessor hears intermediate results, and may stop trials early."""
+    assessor_sees_all: bool = False
+    """Whether the assessor is shown whole results, and not their numbers alone."""
     learns_from_early_stopped: bool = False
     """Whether the last intermediate result of a trial that was stopped early is the tuner's to learn from."""
     state: ExperimentState = ExperimentState.INITIALIZED
@@ -211,7 +215,8 @@ class Experiment:
     """How many trials were over when the last question was asked: an answer may be older than an end."""
     _next_sequence_id: int = 0
     _live: int = 0
-    _trials_are_short: bool = False
+    _ahead: int = 0
+    """How many trials may follow the one that a job runs, as long as trials last as they did of late."""
     _finished: bool = False
 
     # ---- what others may look at
@@ -243,6 +248,10 @@ class Experiment:
         if trial.state is TrialState.EARLY_STOPPED and self.learns_from_early_stopped:
             return trial.value if trial.value is not None else reward(trial.intermediate or "")
         return None
+
+    def seen_by_assessor(self, value: str) -> float | None:
+        """An intermediate result as the assessor is shown it; None: not at all."""
+        return Reported(value) if self.assessor_sees_all else reward(value)
 
     def metric_of(self, trial: Trial) -> str | None:
         """All that the tuner may know of the result of a trial that is over, as JSON text; None: it has none."""
@@ -427,7 +436,7 @@ class Experiment:
             if not is_final:
                 trial.intermediate = value if len(value) <= LONGEST_SHOWN_CHARACTERS else None
                 trial.intermediate_count += 1
-                if self.is_assessed and (number := reward(value)) is not None:
+                if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
                     numbers.append(number)
             elif trial.final is None:  # a second final result is kept as a row, but the first one counts
                 trial.final = value
@@ -435,7 +444,7 @@ class Experiment:
                 has_news = True
         effects: list[Effect] = [SaveTrial(trial)] if has_news else []
         if numbers:
-            effects.append(AskAssessor(trial.trial_id, trial.sequence_id, event.key.attempt, tuple(numbers)))
+            effects.append(AskAssessor(trial.trial_id, event.key.attempt, tuple(numbers)))
         return effects
 
     def _note_usage(self, usage: Usage) -> list[Effect]:
@@ -584,7 +593,7 @@ class Experiment:
         while jobs.queue and (job := jobs.next_idle()) is not None:
             jobs.give(job, jobs.queue[0])
             effects += self._give_first(job)
-        while self._asks_ahead and jobs.missing > 0 and (job := jobs.next_with_room()) is not None:
+        while jobs.missing > 0 and (job := jobs.next_with_room(self._most_ahead)) is not None:
             jobs.give_ahead(job, jobs.queue[0])
             effects += self._give_first(job)
         return effects
@@ -618,8 +627,9 @@ class Experiment:
         self._note_outcome(trial)
         if self.reuses_jobs:
             self.jobs.free(trial.job_id, trial.trial_id)
-            if trial.started_at_s is not None and trial.ended_at_s is not None:
-                self._trials_are_short = trial.ended_at_s - trial.started_at_s < _SHORT_TRIAL_S
+            if trial.ended is not None and trial.started_at_s is not None and trial.ended_at_s is not None:
+                lasted_s = trial.ended_at_s - trial.started_at_s
+                self._ahead = MOST_AHEAD if lasted_s < _VERY_SHORT_TRIAL_S else int(lasted_s < _SHORT_TRIAL_S)
         elif (job := self.jobs.live.get(trial.job_id)) is not None:
             self.silence.broken(job.job_id)
             self.jobs.dismiss(job)  # its keeper ends by itself
@@ -628,7 +638,7 @@ class Experiment:
             TellTuner(trial.sequence_id, self.lesson_of(trial), trial.trial_id),
         ]
         if self.is_assessed:
-            effects.append(TellAssessor(trial.sequence_id, trial.state is TrialState.SUCCEEDED))
+            effects.append(TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.keeper_has_matched:
             # Every other job would fail in the same way.
             effects += self._fail(trial.message, now_s)
@@ -660,7 +670,7 @@ class Experiment:
             self.jobs.queue.remove(trial_id)
             return self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
         job = self.jobs.live.get(trial.job_id)
-        if job is not None and job.next_id == trial_id and trial.started_at_s is None:
+        if job is not None and trial_id in job.next_ids and trial.started_at_s is None:
             lost = self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
             return [*lost, RecallTrial(trial, reason)]
         return [SaveTrial(trial), CancelTrial(trial, reason)]
@@ -683,8 +693,8 @@ class Experiment:
     # ---- after every event
 
     @property
-    def _asks_ahead(self) -> bool:
-        return self.looks_ahead and self._trials_are_short and self.reuses_jobs and self.jobs.tasks == 1
+    def _most_ahead(self) -> int:
+        return self._ahead if self.looks_ahead and self.reuses_jobs and self.jobs.tasks == 1 else 0
 
     @property
     def _wants_trials(self) -> bool:
@@ -713,7 +723,7 @@ class Experiment:
                     self._tuner_waits = False
                     effects += self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
             else:
-                ahead = self.jobs.busy if self._asks_ahead else 0
+                ahead = self.jobs.busy * self._most_ahead
                 free = self.limits.concurrency + ahead - self._live - self._asked
                 for _ in range(free if left is None else min(free, left)):
                     self._asked += 1

@@ -20,8 +20,9 @@ from nni_sdk.records import Decoded, Garbage, Record, decode
 from trial_keeper.wire.limits import COLLECTED_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 
-# What one commit holds, so that many attempts can take turns in the store: 1 to 3 ms of its time.
-RECORDS_AT_ONCE = 200
+# What one commit holds, so that many attempts can take turns in the store: 2 ms of its time, and as many numbers as a keeper's
+# stream brings in one piece.
+RECORDS_AT_ONCE = 600
 _UNFINISHED = "the record was never finished"
 
 

@@ -22,6 +22,7 @@ from nni_manager.domain.events import (
     TunerFailed,
     TunerNotReady,
 )
+from nni_manager.errors import UserMistake
 from nni_manager.tuner.assessment import Assessment, PastCourse
 from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
 
@@ -47,15 +48,27 @@ class Algorithms:
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._assessment = assessment
         self._assessor_thread = ThreadPoolExecutor(1, thread_name_prefix="assessor")
+        self._tuner_failed: Exception | None = None
+        """Why it could not be rebuilt."""
+        self._assessor_failed: Exception | None = None
         self._post = post
         self._new_trial_id = new_trial_id
 
     async def restore(self, trials: Sequence[PastTrial], courses: Callable[[], Iterable[PastCourse]]) -> None:
-        """Let both know what they knew before. `courses` reads what trials had reported, which only an assessor needs."""
-        await self._in_tuner_thread(self._tuner.restore, trials)
+        """Let both know what they knew before. `courses` reads what trials had reported, which only an assessor needs.
+
+        One of the user's own that fails here fails again when it is asked first: trials that run are heard meanwhile.
+        """
+        try:
+            await self._in_tuner_thread(self._tuner.restore, trials)
+        except UserMistake as error:
+            self._tuner_failed = error
         if self._assessment is not None:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._assessor_thread, self._assessment.restore, courses())
+            try:
+                await loop.run_in_executor(self._assessor_thread, self._assessment.restore, courses())
+            except UserMistake as error:
+                self._assessor_failed = error
 
     def close(self) -> None:
         """Ask and tell nothing more; what runs is not waited for, and ended where it can be."""
@@ -67,6 +80,9 @@ class Algorithms:
 
     async def ask(self, sequence_id: int) -> None:
         """Ask the tuner for the parameters of a trial."""
+        if self._tuner_failed is not None:
+            self._note_tuner_failure(self._tuner_failed, was_asked=True)
+            return
         try:
             suggestion: Suggestion | Later | None = await self._in_tuner_thread(self._tuner.ask, sequence_id)
         except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
@@ -86,6 +102,8 @@ class Algorithms:
 
     async def tell(self, sequence_id: int, result: TrialResult) -> None:
         """Tell the tuner how a trial came out."""
+        if self._tuner_failed is not None:
+            return  # it is told when it has been mended, of all that is stored
         try:
             await self._in_tuner_thread(self._tuner.hear, sequence_id, result)
         except Exception as error:  # noqa: BLE001 - as above
@@ -94,7 +112,7 @@ class Algorithms:
     async def assess(self, effect: AskAssessor) -> None:
         """Let the assessor hear what a trial has reported; it may refuse the trial."""
         may_go_on = await self._in_assessor_thread(
-            lambda assessment: assessment.hear(effect.sequence_id, effect.attempt, effect.values)
+            lambda assessment: assessment.hear(effect.trial_id, effect.attempt, effect.values)
         )
         if may_go_on is False:
             log.info("trial %s: the assessor stops it", effect.trial_id)
@@ -103,7 +121,7 @@ class Algorithms:
     async def tell_assessor(self, effect: TellAssessor) -> None:
         """Tell the assessor that a trial is final."""
         await self._in_assessor_thread(
-            lambda assessment: assessment.end(effect.sequence_id, has_succeeded=effect.has_succeeded)
+            lambda assessment: assessment.end(effect.trial_id, has_succeeded=effect.has_succeeded)
         )
 
     # ---- inside
@@ -112,20 +130,28 @@ class Algorithms:
         """What the assessor answers; None when it failed, or there is none."""
         if self._assessment is None:
             return None
+        if self._assessor_failed is not None:
+            self._note_assessor_failure(self._assessor_failed)
+            return None
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._assessor_thread, use, self._assessment
             )
         except Exception as error:  # noqa: BLE001 - as of a tuner
-            name = "" if self._config.assessor is None else self._config.assessor.name
-            self._note_failure("assessor", name, error)
+            self._note_assessor_failure(error)
             return None
+
+    def _note_assessor_failure(self, error: Exception) -> None:
+        name = "" if self._config.assessor is None else self._config.assessor.name
+        self._note_failure("assessor", name, error)
 
     def _note_tuner_failure(self, error: Exception, *, was_asked: bool) -> None:
         self._note_failure("tuner", self._config.tuner.name, error, was_asked=was_asked)
 
     def _note_failure(self, what: str, name: str, error: Exception, *, was_asked: bool = False) -> None:
-        text = "".join(traceback.format_exception(error))
+        # What failed in code of the user's own has its traceback in the message; ours would hide it.
+        is_users = isinstance(error, UserMistake)
+        text = str(error) if is_users else "".join(traceback.format_exception(error))
         log.error("the %s failed:\n%s", what, text)
         self._post(
             TunerFailed(

@@ -46,10 +46,12 @@ _ROW_BYTES = 512
 # One of a sample, as an object and as JSON.
 _GPU_BYTES = 256
 # What every lane may put into every transaction: some reports, or some lines of a log.
-_SMALL_BYTES = 16 << 10
+_SMALL_BYTES = 32 << 10
 # A flood is stored in transactions of this length, or of three times what the disk takes to sync: then most of the time is work.
 _AIM_S = 0.005
 _SYNCS = 3
+# Where nobody waits but floods. A transaction costs as much as some hundred records, and a piece of each lane's last page anew.
+_AIM_AMONG_FLOODS_S = 0.025
 # How much longer than it worked the store rests from a flood that is the only one. A quarter of its time is 30,000 records a
 # second; what the disk takes to sync costs the others nothing.
 _REST = 3
@@ -86,10 +88,12 @@ class GroupCommit:
         """Whether anything but small things is being written."""
         self._floods_rest_until_s = 0.0
         self._small_at_s: dict[AttemptKey, float] = {}
-        """When an attempt has last brought something small, within `_NEIGHBOUR_S`."""
+        self._flood_at_s: dict[AttemptKey, float] = {}
+        """When an attempt has last brought something small, or more than that, within `_NEIGHBOUR_S`."""
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._progress: asyncio.Future[None] | None = None
+        self._without_room: dict[asyncio.Future[None], Callable[[], int]] = {}
+        """Who waits for room, and how much of theirs waits to be stored."""
         self._rest: asyncio.TimerHandle | None = None
         self._is_closing = False
         self.waiting_bytes = 0
@@ -124,10 +128,12 @@ class GroupCommit:
     async def room(self, own_bytes: Callable[[], int] = int) -> None:
         """Wait until `has_room` for what `own_bytes` tells."""
         while not self.has_room(own_bytes()):
-            if self._progress is None:
-                self._progress = asyncio.get_running_loop().create_future()
-            # Many wait for one future, and one of them may give up.
-            await asyncio.shield(self._progress)
+            there_is_room = asyncio.get_running_loop().create_future()
+            self._without_room[there_is_room] = own_bytes
+            try:
+                await there_is_room
+            finally:
+                self._without_room.pop(there_is_room, None)
 
     def add_unhurried(self, writes: Sequence[Write]) -> None:
         """Store these with what is stored next, `LONGEST_REST_S` from now at the latest: nobody waits for them."""
@@ -199,7 +205,10 @@ class GroupCommit:
             room_bytes = self._batch_bytes - sum(waiting.size_bytes for waiting in batch)
             while self._lanes and (room_bytes > 0 or not batch):
                 self._has_flood = True
-                batch.append(self._pop(next(iter(self._lanes))))
+                key = next(iter(self._lanes))
+                batch.append(self._pop(key))
+                if batch[-1].size_bytes > _SMALL_BYTES:
+                    self._flood_at_s[key] = now_s
                 room_bytes -= batch[-1].size_bytes
         return batch
 
@@ -244,9 +253,10 @@ class GroupCommit:
             else:
                 waiting.done.set_exception(error)
                 waiting.done.exception()  # heard: nobody may be waiting
-        if self._progress is not None:
-            self._progress.set_result(None)
-            self._progress = None
+        # Only who can go on is woken: with many floods most cannot, after any transaction.
+        for there_is_room, own_bytes in list(self._without_room.items()):
+            if self.has_room(own_bytes()) and not there_is_room.done():
+                there_is_room.set_result(None)
 
     def _release(self, waiting: _Waiting) -> None:
         self.waiting_bytes -= waiting.size_bytes
@@ -280,25 +290,23 @@ class GroupCommit:
         """Make the next transaction of a flood longer or shorter, so that it is as long as it should be."""
         if not self._has_flood:
             return
-        ratio = max(_AIM_S, _SYNCS * sync_s) / max(took_s, 1e-4)
+        now_s = time.monotonic()
+        has_neighbours = self._has_neighbours(now_s)
+        aim_s = max(_AIM_S if has_neighbours else _AIM_AMONG_FLOODS_S, _SYNCS * sync_s)
+        ratio = aim_s / max(took_s, 1e-4)
         if ratio < 1 or self._lanes:  # one that took all there was says nothing of a longer one
             following = self._batch_bytes * min(max(ratio, 0.5), 2.0)
             self._batch_bytes = int(min(max(following, _SMALLEST_BATCH_BYTES), _LARGEST_BATCH_BYTES))
-        now_s = time.monotonic()
-        if len(self._lanes) < _MANY_FLOODS and self._has_neighbours(now_s):
+        if len(self._lanes) < _MANY_FLOODS and has_neighbours:
             self._floods_rest_until_s = now_s + _REST * (took_s - sync_s)
 
     def _has_neighbours(self, now_s: float) -> bool:
-        """Whether anybody but the floods that were just written may have something to store soon."""
-        self._small_at_s = {
-            key: at_s for key, at_s in self._small_at_s.items() if at_s > now_s - _NEIGHBOUR_S
-        }
-        floods = {
-            _attempt_of(waiting.write)
-            for waiting in self._batch
-            if isinstance(waiting.write, Commit) and waiting.size_bytes > _SMALL_BYTES
-        }
-        return not self._small_at_s.keys() <= floods
+        """Whether anybody but floods may have something to store soon."""
+        self._small_at_s, self._flood_at_s = (
+            {key: at_s for key, at_s in each.items() if at_s > now_s - _NEIGHBOUR_S}
+            for each in (self._small_at_s, self._flood_at_s)
+        )
+        return not self._small_at_s.keys() <= self._flood_at_s.keys()
 
 
 def _attempt_of(write: Commit | UsageRow) -> AttemptKey:

@@ -192,11 +192,11 @@ class Engine:
         """What each trial had reported in the attempt that counts."""
         courses: dict[str, list[float]] = {}
         for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
-            if (number := reward(row.value)) is not None:
+            if (number := self.experiment.seen_by_assessor(row.value)) is not None:
                 courses.setdefault(row.trial_id, []).append(number)
         return [
             PastCourse(
-                trial.sequence_id,
+                trial.trial_id,
                 trial.attempt or 0,
                 courses.get(trial.trial_id, []),
                 trial.state is TrialState.SUCCEEDED if trial.state.is_final else None,

@@ -17,6 +17,7 @@ def experiment_of(stored: StoredExperiment, config: ExperimentConfig) -> Experim
         maximize=config.tuner.optimize_mode == "maximize",
         reuses_jobs=config.reuse.is_on,
         is_assessed=config.assessor is not None,
+        assessor_sees_all=config.assessor is not None and config.assessor.own is not None,
         learns_from_early_stopped=config.tuner.include_intermediate_results,
         state=stored.state,
         error=stored.error,

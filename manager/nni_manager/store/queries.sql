@@ -48,9 +48,9 @@ VALUES (:trial_id, :attempt, :task, :stream, :durable_offset, :garbage_bytes)
 ON CONFLICT DO UPDATE SET durable_offset = excluded.durable_offset,
     garbage_bytes = garbage_bytes + excluded.garbage_bytes;
 
--- name: add_metric -- one record; a second row at its place is a bug and fails
-INSERT INTO metric (trial_id, attempt, task, record_offset, is_final, parameter_id, sequence, value, stored_at_s)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: add_metrics -- records of one attempt, as many as there are rows in VALUES; a second row at a place is a bug and fails
+INSERT INTO metric (trial_id, attempt, task, stored_at_s, record_offset, is_final, parameter_id, sequence, value)
+SELECT * FROM (SELECT ?, ?, ?, ?) CROSS JOIN (VALUES (?, ?, ?, ?, ?));
 
 -- name: get_offsets -- how far the streams of an attempt are durable
 SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task;

@@ -157,17 +157,21 @@ def _text_of(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-# One statement for so many rows needs two thirds of the time, and half of it beside a busy thread: Python's lock is handed over
-# for each statement. Nine values each are still fewer than any SQLite takes.
-ROWS_AT_ONCE = 100
+# One statement for many rows needs half of the time, and less beside a busy thread: Python's lock is handed over for each
+# statement. The largest has as many values as any SQLite takes, 999 or a few less; smaller ones are for the rest.
+ROWS_AT_ONCE = (195, 39, 8, 1)
 # What is read at once: 100 MB of the longest records there can be, and 20 KB of numbers.
 ROWS_OF_A_PAGE = 100
 QUERIES = {name: statement.strip() for name, statement in _QUERY.findall(_text_of("queries.sql"))}
 
-_INSERT, _, _ROW = QUERIES["add_metric"].removesuffix(";").partition("VALUES ")
-_ADD_METRICS = f"{_INSERT}VALUES {', '.join([_ROW] * ROWS_AT_ONCE)}"
+
+def _add_metrics(rows: int) -> str:
+    """The statement that adds so many records of one attempt."""
+    all_before, values, row = QUERIES["add_metrics"].removesuffix(");").partition("VALUES ")
+    return f"{all_before}{values}{', '.join([row] * rows)})"
 
 
+_ADD_METRICS = {rows: _add_metrics(rows) for rows in ROWS_AT_ONCE}
 # sqlite3_errstr() of SQLITE_FULL, SQLITE_READONLY and SQLITE_CANTOPEN; Python tells the number from 3.11 on only.
 _FULL = "database or disk is full"
 _READ_ONLY = "attempt to write a readonly database"
@@ -390,25 +394,18 @@ class Store:
 
     def _add_commit(self, commit: Commit, now_s: float) -> None:
         key = commit.key
-        rows = [
-            (
-                key.trial_id,
-                key.attempt,
-                key.task,
-                record.offset,
-                record.type == "FINAL",
-                _parameter_id_text(record.parameter_id),
-                record.sequence,
-                record.value,
-                now_s,
-            )
-            for record in commit.records
-        ]
-        whole = len(rows) - len(rows) % ROWS_AT_ONCE
-        for first in range(0, whole, ROWS_AT_ONCE):
-            values = tuple(chain.from_iterable(rows[first : first + ROWS_AT_ONCE]))
-            self._connection.execute(_ADD_METRICS, values)
-        self._connection.executemany(QUERIES["add_metric"], rows[whole:])
+        shared = (key.trial_id, key.attempt, key.task, now_s)
+        first = 0
+        for rows, statement in _ADD_METRICS.items():
+            while len(commit.records) - first >= rows:
+                own = [
+                    (offset, type_ == "FINAL", _parameter_id_text(parameter_id), sequence, value)
+                    for offset, parameter_id, _, type_, sequence, value, _ in commit.records[
+                        first : first + rows
+                    ]
+                ]
+                self._connection.execute(statement, (*shared, *chain.from_iterable(own)))
+                first += rows
         self._connection.execute(
             QUERIES["move_offset"],
             {

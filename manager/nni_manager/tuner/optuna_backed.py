@@ -109,7 +109,7 @@ class OptunaTuner(Tuner):
         self._study.sampler = self._make_sampler(seeds, self._sampling.always_there)
         noted_before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
-        parameters = self._sampling.sample(lambda name, distribution: _draw(trial, name, distribution))
+        parameters = self._sampling.sample(lambda name, distribution: draw(trial, name, distribution))
         self._number_of[trial_key] = trial.number
         self._running.add(trial_key)
         # Of a storage's only study, a trial's number is its id as well.
@@ -295,7 +295,8 @@ def _distribution_of(parameter: Parameter) -> BaseDistribution:
             return _PROBABILITY
 
 
-def _draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
+def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
+    """What the study's sampler draws for the hyper-parameter of this name."""
     match distribution:
         case CategoricalDistribution():
             return trial.suggest_categorical(name, distribution.choices)
@@ -350,3 +351,14 @@ def seed_of_trial(seed: int, trial_key: int) -> int:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         mixed = (mixed ^ (mixed >> shift)) * factor % 2**32
     return mixed
+
+
+def natural(number: JsonScalar) -> int:
+    """The number of a memo that counts from 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(number)
+    return number

@@ -1,0 +1,134 @@
+"""A stranger's first session with nnictl, at a real terminal."""
+
+import contextlib
+import csv
+import os
+import re
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from terminal import Terminal
+
+CTRL_C = b"\x03"
+BIN = Path(sys.executable).parent
+CONFIG = """\
+authorName: ada
+experimentName: first
+trialConcurrency: 2
+maxTrialNum: 8
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+logDir: ../experiments
+tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
+trial: {command: python3 train.py, codeDir: .}
+"""
+# The first two trials, and the sixth, go on when somebody opens the gate; the others take no time.
+TRAIN = """\
+import nni_sdk
+lr = nni_sdk.get_next_parameter()["lr"]
+number = nni_sdk.get_sequence_id()
+print(f"trial number {number} begins", flush=True)
+nni_sdk.report_intermediate_result(lr / 2)
+if number in (0, 1, 5):
+    open("gate").read()
+    print(f"trial number {number} goes on", flush=True)
+nni_sdk.report_final_result(lr)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A user's home. Whatever is started there ends with the test."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "config.yml").write_text(CONFIG)
+    (folder / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+    (folder / "train.py").write_text(TRAIN)
+    os.mkfifo(folder / "gate")
+    yield folder
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == str(tmp_path):
+                process.kill()
+
+
+@pytest.fixture
+def terminal(place):
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("NNI_", "TRIAL_KEEPER_"))
+    }
+    environ |= {
+        "HOME": str(place.parent),
+        "XDG_STATE_HOME": str(place.parent / "state"),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
+    shell = Terminal(place, environ)
+    yield shell
+    shell.close()
+
+
+def rows_of(said):
+    """The rows of `trial ls` by the trial's number: id, state, value."""
+    return {
+        int(row[1]): row.groups()[1:]
+        for row in re.finditer(r"^ *(\d+) +(\S{5}) +([A-Z_]+) +([\d.]*)", said, re.MULTILINE)
+    }
+
+
+def test_create_top_trial_ls_kill_log_update_stop_resume_and_export(place, terminal):
+    code, said = terminal.run("nnictl create --config config.yml --port auto")
+    assert code == 0
+    experiment = re.search(r"The experiment id is (\w{8})", said)[1]
+    assert "1. nnictl experiment show" in said
+
+    terminal.type("nnictl top")
+    terminal.wait_for("2 running")
+    assert terminal.press(CTRL_C)[0] == 130  # the watching ends, not the experiment
+
+    code, said = terminal.run("nnictl trial ls")
+    assert code == 0
+    rows = rows_of(said)
+    (first, state, _), (second, _, _) = rows[0], rows[1]
+    assert (len(rows), state) == (2, "RUNNING")
+
+    terminal.type(f"nnictl log trial --trial-id {second} --follow")
+    terminal.wait_for("trial number 1 begins")
+    assert terminal.press(CTRL_C)[0] == 130
+
+    code, said = terminal.run(f"nnictl trial kill --trial-id {first}")
+    assert (code, f"INFO: Stopping trial {first}; " in said) == (0, True)
+    # Its place is taken by the next ones, until the sixth waits as the second does.
+    terminal.type("nnictl top")
+    terminal.wait_for("3 succeeded")
+    terminal.wait_for("1 stopped by user")
+    assert terminal.press(CTRL_C)[0] == 130
+
+    terminal.type(f"nnictl log trial --trial-id {second[:4]} --tail 1 --follow")
+    terminal.wait_for("trial number 1 begins")
+    with (place / "gate").open("w"):  # for who waits there: the second, and the sixth if it has come so far
+        pass
+    terminal.wait_for("trial number 1 goes on")
+    terminal.wait_for(r"\[0\]ready> $")  # it ends with its trial
+
+    code, said = terminal.run("nnictl stop")
+    assert (code, "INFO: Stop experiment success." in said) == (0, True)
+    code, said = terminal.run("nnictl stop")
+    assert (code, "ERROR: cannot find a running experiment" in said) == (1, True)
+
+    code, said = terminal.run(f"nnictl resume {experiment[:5]} --port auto")
+    assert (code, f"The experiment id is {experiment}" in said) == (0, True)
+    code, said = terminal.run("nnictl top")
+    assert (code, "DONE" in said, "8/8" in said) == (0, True, True)
+
+    code, said = terminal.run("nnictl experiment export --type csv --filename results.csv")
+    results = list(csv.DictReader((place / "results.csv").read_text().splitlines()))
+    assert (code, f"INFO: Wrote the results of {len(results)} trials to results.csv" in said) == (0, True)
+    rows = rows_of(terminal.run("nnictl trial ls")[1])
+    assert rows[0][1] == "USER_CANCELED"
+    succeeded = {trial_id: value for trial_id, state, value in rows.values() if state == "SUCCEEDED"}
+    assert {row["trialJobId"] for row in results} == set(succeeded)
+    assert len(succeeded) in (6, 7)  # the sixth waited when it was stopped, or had gone on
+    assert all(row["value"] == row["lr"] for row in results)
+    assert terminal.run("nnictl stop")[0] == 0
