@@ -5,7 +5,7 @@
 # usage: images/build.sh keeper|manager TAG [BASE_IMAGE]
 #
 # BASE_IMAGE is python:3.11-slim unless given; for `keeper`, the image in which the training code runs. PYTHON is a Python
-# of the base image's version with pip, python3 unless set.
+# of the base image's version with pip, python3 unless set. EXTRAS, such as tuners, is what else the manager is to have.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
@@ -16,8 +16,11 @@ complain() {
 }
 
 case $#:${1-} in
-  [23]:keeper) project=. ;;
-  [23]:manager) project='.[manager]' ;;
+  [23]:keeper)
+    project=.
+    unset EXTRAS
+    ;;
+  [23]:manager) project=".[manager${EXTRAS:+,$EXTRAS}]" ;;
   *) complain "cannot build '$*'; usage: images/build.sh keeper|manager TAG [BASE_IMAGE]" ;;
 esac
 image=$1
@@ -40,4 +43,5 @@ mkdir "$context/source"
 cp -r pyproject.toml README.md LICENSE nni_sdk trial_keeper manager "$context/source"
 (cd "$context/source" && "$PYTHON" -m pip wheel --quiet --disable-pip-version-check --wheel-dir "$context/wheels" "$project" pip)
 rm -rf "$context/source"
-"$engine" build --file "images/$image/Dockerfile" --build-arg "BASE_IMAGE=$base" --tag "$tag" "$context"
+"$engine" build --file "images/$image/Dockerfile" --build-arg "BASE_IMAGE=$base" \
+  ${EXTRAS:+--build-arg "EXTRAS=$EXTRAS"} --tag "$tag" "$context"

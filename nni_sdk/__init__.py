@@ -16,7 +16,11 @@ from nni_sdk.trial import (
 
 TYPE_CHECKING = False  # the typing module costs more to import than the SDK; type checkers know this name
 if TYPE_CHECKING:
+    from nni_sdk import assessor as assessor
+    from nni_sdk import tuner as tuner
     from nni_sdk import utils as utils
+    from nni_sdk.tuner import NoMoreTrialError as NoMoreTrialError
+    from nni_sdk.utils import ClassArgsValidator as ClassArgsValidator
 
 get_next_parameters = get_next_parameter
 """The older of NNI's two names for it."""
@@ -34,10 +38,15 @@ __all__ = [
 ]
 
 
+# Found when they are asked for, as in NNI: `nni.utils` without an import of its own, and names for tuners of one's own.
+_MODULES = ("utils", "tuner", "assessor")
+_HOMES = {"NoMoreTrialError": "tuner", "ClassArgsValidator": "utils"}
+
+
 def __getattr__(name: str) -> object:
-    """`nni.utils` works without an import of its own, as it does in NNI."""
-    if name == "utils":
+    if name in _MODULES or name in _HOMES:
         from importlib import import_module
 
-        return import_module("nni_sdk.utils")
+        module = import_module(f"nni_sdk.{_HOMES.get(name, name)}")
+        return module if name in _MODULES else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

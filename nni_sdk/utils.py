@@ -1,4 +1,6 @@
-"""Helpers NNI offers to training code under this very name."""
+"""Helpers NNI offers under this very name: to training code, and to tuners and assessors of one's own."""
+
+from enum import Enum
 
 from nni_sdk.errors import ParameterMistyped, ParameterUnknown
 
@@ -40,3 +42,49 @@ def merge_parameter(base_params: "Base", override_params: "dict[str, Any] | None
         else:
             setattr(base_params, key, value)
     return base_params
+
+
+class OptimizeMode(Enum):
+    """Which results are better."""
+
+    Minimize = "minimize"
+    Maximize = "maximize"
+
+
+class MetricType:
+    """What a metric is."""
+
+    PERIODICAL = "PERIODICAL"
+    FINAL = "FINAL"
+    REQUEST_PARAMETER = "REQUEST_PARAMETER"
+
+
+class ClassArgsValidator:
+    """The base of what checks the classArgs of a registered tuner or assessor."""
+
+    def validate_class_args(self, **kwargs: "Any") -> None:
+        """Raise, whatever suits, when the arguments are wrong."""
+
+
+def extract_scalar_reward(value: "Any", scalar_key: str = "default") -> "float | int":
+    """The number of a result: the result itself, or what a dict holds under `scalar_key`.
+
+    Raises:
+        RuntimeError: there is no number.
+    Source: NNI v2.10, nni.utils.
+    """
+    found = value.get(scalar_key) if isinstance(value, dict) else value
+    if isinstance(found, (int, float)):
+        return found
+    raise RuntimeError(
+        f"cannot find a number in the result {value!r}; report a float or int, or a dict with the key {scalar_key!r}"
+    )
+
+
+def extract_scalar_history(trial_history: "list[Any]", scalar_key: str = "default") -> "list[float | int]":
+    """The numbers of the results of a trial.
+
+    Raises:
+        RuntimeError: there is no number in one of them.
+    """
+    return [extract_scalar_reward(each, scalar_key) for each in trial_history]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from real_experiment import RealExperiment
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -20,12 +21,28 @@ def signals_of_a_terminal() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+# The longest first. Begun last, the containers would keep one process busy for minutes after the others have run out of tests.
+FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
+WITHOUT_CONTAINERS = ("test_another_python.py", "test_nni_scripts.py")
+
+
 class ByFile(LoadScopeScheduling):
-    """What shares a process: the tests of a file, and all that build or run containers."""
+    """What shares a process: the tests of a file, and all that build or run containers. In which order: folder by folder."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "e2e" if "/e2e/" in file else file
+        return "tests/e2e" if "/e2e/" in file and not file.endswith(WITHOUT_CONTAINERS) else file
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        longest = min(
+            self.workqueue, key=_place
+        )  # of a folder, the file with the most tests is the first here
+        self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
+
+
+def _place(scope: str) -> int:
+    return next((place for place, folder in enumerate(FOLDERS) if f"tests/{folder}" in scope), len(FOLDERS))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

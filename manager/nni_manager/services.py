@@ -1,4 +1,8 @@
-"""From an experiment's file to the cluster it runs on: the one place that knows all kinds of training services."""
+"""From an experiment's file to the cluster it runs on: the one place that knows all kinds of training services.
+
+What belongs to one kind is imported where an experiment of that kind needs it: OpenPAI's schema and HTTP client are a fifth
+of what a manager would otherwise import.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import ExperimentConfig, PaiConfig
-from nni_manager.config.reader import read_experiment_file
-from nni_manager.errors import UserMistake
-from nni_manager.local_openpai import service as local_openpai
-from nni_manager.local_openpai.runner import mounts_work
-from nni_manager.store.folders import ExperimentFolder
+from nni_manager.config.model import (
+    AzureStorage,
+    ClaimStorage,
+    ExperimentConfig,
+    KubernetesConfig,
+    NfsStorage,
+    PaiConfig,
+)
+from nni_manager.errors import Bug, UserMistake
+from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
-from nni_manager.training_services.local.client import LocalTrainingService
-from nni_manager.training_services.openpai.client import POLL_S, OpenPaiService
-from nni_manager.training_services.openpai.job import JobTemplate, template_of
-from nni_manager.training_services.openpai.protocol import Storage
-from nni_manager.training_services.openpai.rest import OpenPai, Patience
+from trial_keeper.wire.workspace import Workspace
+
+if TYPE_CHECKING:
+    from nni_manager.local_openpai.service import Service
+    from nni_manager.training_services.openpai.job import JobTemplate
+    from nni_manager.training_services.openpai.protocol import Storage
+    from nni_manager.training_services.openpai.rest import OpenPai
+    from nni_manager.training_services.patience import Patience
 
 _LOOPBACK = "127."
 # The cluster of this machine is asked by few, and sets them no limit.
@@ -40,9 +52,17 @@ def make_service(
         UserMistake: the cluster or its job file cannot be used.
         TryAgain: the cluster of this machine does not start now.
     """
+    if config.kubernetes is not None:
+        return _on_kubernetes(config, config.kubernetes, folder)
     pai = config.pai
     if pai is None:
+        from nni_manager.training_services.local.client import LocalTrainingService
+
         return lambda on_job_ended: LocalTrainingService(config, folder.workspace, folder.jobs, on_job_ended)
+    from nni_manager.local_openpai.runner import mounts_work
+    from nni_manager.training_services.openpai.client import POLL_S, OpenPaiService
+    from nni_manager.training_services.openpai.job import template_of
+
     if pai.is_local and not mounts_work():
         # Tasks of this machine then see the storage where it is.
         pai = replace(pai, mount=str(pai.storage))
@@ -60,6 +80,28 @@ def make_service(
     )
 
 
+def checkpoints_of(config: ExperimentConfig, folder: ExperimentFolder) -> Path:
+    """Where trials keep what later trials go on from, as trials see it; made where the tuner speaks of it.
+
+    Raises:
+        OSError: the storage does not take the folder.
+    """
+    from nni_manager.local_openpai.runner import mounts_work
+
+    if config.tuner.name == "PBTTuner":
+        checkpoints = folder.workspace.checkpoints
+        checkpoints.mkdir(exist_ok=True)
+        if config.pai is not None or config.kubernetes is not None:
+            checkpoints.chmod(OPEN_TO_ALL)  # for the users that containers run as
+    if config.kubernetes is not None:
+        from nni_manager.training_services.frameworkcontroller.render import MOUNT
+
+        return Workspace(Path(MOUNT) / folder.experiment_id).checkpoints
+    if config.pai is None or (config.pai.is_local and not mounts_work()):
+        return folder.workspace.checkpoints.resolve()
+    return Workspace(Path(config.pai.mount) / folder.experiment_id).checkpoints
+
+
 def open_cluster(
     pai: PaiConfig,
     template: JobTemplate | None = None,
@@ -75,6 +117,8 @@ def open_cluster(
     """
     if pai.is_local:
         return _cluster_of_this_machine(pai, template, patience)
+    from nni_manager.training_services.openpai.rest import OpenPai
+
     return OpenPai(
         pai.host,
         pai.user,
@@ -93,6 +137,8 @@ def _cluster_of_this_machine(
     Raises:
         UserMistake: it cannot be started, or has another folder as that storage.
     """
+    from nni_manager.local_openpai import service as local_openpai
+
     try:
         pai.storage.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,7 +165,9 @@ def _cluster_of_this_machine(
     return _entered(service, patience)
 
 
-def _entered(service: local_openpai.Service, patience: Patience | None) -> OpenPai:
+def _entered(service: Service, patience: Patience | None) -> OpenPai:
+    from nni_manager.training_services.openpai.rest import OpenPai
+
     access = service.credentials
     return OpenPai(service.process.address, access.user, token=access.token, patience=patience, is_own=True)
 
@@ -145,8 +193,86 @@ def running_here(patience: Patience | None = None) -> OpenPai | None:
     Raises:
         UserMistake: nobody can tell.
     """
+    from nni_manager.local_openpai import service as local_openpai
+
     service = local_openpai.running(local_openpai.StateFolder.of_user())
     return None if service is None else _entered(service, patience)
+
+
+def _on_kubernetes(
+    config: ExperimentConfig, kubernetes: KubernetesConfig, folder: ExperimentFolder
+) -> Callable[[Callable[[JobEnded], None]], TrainingService]:
+    from nni_manager.training_services.frameworkcontroller.client import FrameworkControllerService
+    from nni_manager.training_services.kubernetes.api import Kubernetes
+
+    refuse_what_runs_nowhere_yet(config)
+    logins = {}
+    for path in {role.registry_login for role in kubernetes.roles if role.registry_login is not None}:
+        try:
+            logins[path] = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserMistake(
+                f"cannot read privateRegistryAuthPath {path}: {error}; log in to the registry again with `docker login`"
+            ) from error
+    cluster = Kubernetes()
+    return lambda on_job_ended: FrameworkControllerService(
+        cluster, kubernetes, folder.workspace, on_job_ended, logins
+    )
+
+
+def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
+    """Refuse an experiment on Kubernetes that this version reads, and does not run.
+
+    Raises:
+        UserMistake: it is one.
+    """
+    kubernetes = config.kubernetes
+    if kubernetes is None:
+        return
+    name = config.config_path.name
+    if kubernetes.operator != "frameworkcontroller":
+        raise UserMistake(
+            f"cannot run {name} on {config.training_service}: the file is right, and this version runs experiments on this "
+            "machine, on OpenPAI and on FrameworkController only; write trainingServicePlatform: local, pai or "
+            "frameworkcontroller (in NNI's second schema, trainingService.platform: local, openpai or frameworkcontroller)"
+        )
+    if kubernetes.template is not None:
+        raise UserMistake(
+            f"cannot run {name} with configPath: the file is right, and this version makes jobs of trial.taskRoles only; "
+            "describe the roles there"
+        )
+    match kubernetes.storage:
+        case AzureStorage():
+            raise UserMistake(
+                f"cannot run {name} with azureStorage: the file is right, and this version gives containers NFS exports and "
+                "claims only; write storage: nfs or storage: pvc"
+            )
+        case ClaimStorage(path, None):
+            raise UserMistake(
+                f"cannot run {name} with pvc alone: containers mount the claim by its name; write it beside the path, e.g. "
+                f"pvc: {{path: {path}, name: nni}}"
+            )
+
+
+def storage_here(config: ExperimentConfig) -> Path | None:
+    """Where this machine has the storage that it shares with jobs; None when those run here.
+
+    Raises:
+        NotMounted: it has it nowhere.
+    """
+    from nni_manager.training_services.mounts import folder_of_export
+
+    if config.pai is not None:
+        return config.pai.storage
+    if config.kubernetes is None:
+        return None
+    match config.kubernetes.storage:
+        case NfsStorage(server, path):
+            return folder_of_export(server, path)
+        case ClaimStorage(path):
+            return path
+        case AzureStorage():
+            raise Bug("cannot say where an Azure share is: nobody refused it in time; please report it")
 
 
 def address_for_keepers(config: ExperimentConfig) -> str:
@@ -155,21 +281,29 @@ def address_for_keepers(config: ExperimentConfig) -> str:
     Raises:
         UserMistake: the cluster's host has no address.
     """
-    if config.pai is None or config.pai.is_local:
+    if config.kubernetes is None and (config.pai is None or config.pai.is_local):
         return "127.0.0.1"
     if config.nni_manager_ip is not None:
         return config.nni_manager_ip
-    host = urlsplit(open_cluster(config.pai).address).hostname
+    what, host = _cluster_address(config)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, _ANY_PORT))
         except OSError as error:
             raise UserMistake(
-                f"cannot find the way to OpenPAI at {host}: {error.strerror}; correct paiConfig.host, or write the address of "
-                "this machine as nniManagerIp"
+                f"cannot find the way to {what} at {host}: {error.strerror}; correct that address, or write the address of this "
+                "machine as nniManagerIp"
             ) from error
         address: str = probe.getsockname()[0]
     return address
+
+
+def _cluster_address(config: ExperimentConfig) -> tuple[str, str | None]:
+    if config.pai is not None:
+        return "OpenPAI", urlsplit(open_cluster(config.pai).address).hostname
+    from nni_manager.training_services.kubernetes.login import log_in
+
+    return "Kubernetes", urlsplit(log_in().address).hostname
 
 
 def listens_at(address: str) -> str:
@@ -179,6 +313,8 @@ def listens_at(address: str) -> str:
 
 def _todays_login(config: ExperimentConfig, stored: PaiConfig) -> PaiConfig:
     """The login of the experiment file as it is now: tokens expire, and experiments last."""
+    from nni_manager.config.reader import read_experiment_file
+
     try:
         today = read_experiment_file(config.config_path, reads_code=False).pai
     except ConfigInvalid:

@@ -5,6 +5,7 @@ import sys
 from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, report_to_row_of_many
 from bench_local_cluster import keeper_connected, submission
 from bench_many_keepers import cost_of_trials, ingest, many_idle
+from bench_many_trials import listing, suggestion
 from bench_neighbours import neighbours
 from bench_outage import catching_up, reconnection
 from bench_sdk import decode_cost, import_cost, report_cost
@@ -25,6 +26,8 @@ MEASUREMENTS = (
     catching_up,
     reconnection,
     cost_of_trials,
+    listing,
+    suggestion,
     stdout_rate,
     submission,
     keeper_connected,

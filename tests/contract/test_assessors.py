@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nni_manager.config.algorithms import ASSESSOR_ARGS
+from nni_manager.config.algorithms import ASSESSOR_ARGS, NEEDS
 from nni_manager.tuner.assessment import MOST_STEPS, Assessment, Assessor, PastCourse
 from nni_manager.tuner.assessors import ASSESSORS, forecast
 
@@ -13,6 +13,8 @@ NEEDED = {
     "Curvefitting": {"epoch_num": 20},
     "PercentilePruner": {"percentile": 50},
     "HyperbandPruner": {"max_resource": 20},
+    "PatientPruner": {"patience": 3},
+    "ThresholdPruner": {"lower": -0.75, "upper": 1.5},
 }
 GOOD = [0.8 + 0.005 * number for number in range(20)]
 LEARN_FROM_SUCCESS = ("Medianstop", "Curvefitting", "MedianPruner", "PercentilePruner")
@@ -21,6 +23,19 @@ LEARN_FROM_SUCCESS = ("Medianstop", "Curvefitting", "MedianPruner", "PercentileP
 def make_of(name, optimize_mode="maximize", **class_args):
     args = ASSESSOR_ARGS[name].model_validate({**NEEDED.get(name, {}), **class_args})
     return Assessment(ASSESSORS[name](optimize_mode, args))
+
+
+def kinds(*left_out):
+    """The names of all assessors but these; one whose library is not here is skipped."""
+    return [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                name in NEEDS and not NEEDS[name].is_met, reason=f"{name} needs a library that is not here"
+            ),
+        )
+        for name in sorted(ASSESSORS.keys() - {*left_out})
+    ]
 
 
 def course(end):
@@ -42,15 +57,20 @@ def after_good_ones(assessment, sign=1, has_succeeded=True):
     return [PastCourse(key, 0, course(sign * end), has_succeeded) for key, end in enumerate(GOOD)]
 
 
-@pytest.fixture(params=sorted(ASSESSORS))
+@pytest.fixture(params=kinds())
 def an_assessment(request):
     """Makes an assessment by each assessor."""
     return lambda optimize_mode="maximize": make_of(request.param, optimize_mode)
 
 
+# They stop what is worse than others were. These look at something else.
+LOOK_ELSEWHERE = ("NopPruner", "PatientPruner", "ThresholdPruner")
+
+
+@pytest.mark.parametrize("name", kinds(*LOOK_ELSEWHERE))
 @pytest.mark.parametrize(("optimize_mode", "sign"), [("maximize", 1), ("minimize", -1)])
-def test_a_bad_trial_is_stopped_before_its_end_and_the_best_never(an_assessment, optimize_mode, sign):
-    assessment = an_assessment(optimize_mode)
+def test_a_bad_trial_is_stopped_before_its_end_and_the_best_never(name, optimize_mode, sign):
+    assessment = make_of(name, optimize_mode)
     after_good_ones(assessment, sign)
     assert refused_at(assessment, 20, course(sign * 0.1)) is not None
     assert refused_at(assessment, 21, course(sign * 1.0)) is None
@@ -69,8 +89,9 @@ def test_a_rebuilt_assessor_stops_where_the_first_would_have(an_assessment):
     assert refused_at(rebuilt, 20, bad[1:]) == refused_at(unbroken, 20, bad[1:])
 
 
-def test_a_new_attempt_begins_its_course_anew(an_assessment):
-    assessment = an_assessment()
+@pytest.mark.parametrize("name", kinds(*LOOK_ELSEWHERE))
+def test_a_new_attempt_begins_its_course_anew(name):
+    assessment = make_of(name)
     after_good_ones(assessment)
     assert refused_at(assessment, 20, course(1.0)) is None
     assert refused_at(assessment, 20, course(0.1), attempt=1) is not None
@@ -159,3 +180,30 @@ def test_results_beyond_the_most_that_are_kept_are_not_assessed():
     assert assessment.hear(0, 0, [1.0])
     assessment.end(0, has_succeeded=True)
     assert assessor.lengths == [MOST_STEPS, MOST_STEPS]
+
+
+def test_patience_ends_when_nothing_improves_and_the_wrapped_pruner_agrees():
+    flat = [0.1, 0.2, 0.3, *[0.2] * 10]
+    assert refused_at(make_of("PatientPruner"), 0, flat) == 7
+    assert refused_at(make_of("PatientPruner", patience=5), 0, flat) == 9
+    assert refused_at(make_of("PatientPruner", wrapped_pruner="MedianPruner"), 0, flat) is None
+    assessment = make_of("PatientPruner", wrapped_pruner="MedianPruner")
+    after_good_ones(assessment)
+    assert refused_at(assessment, 20, flat) == 7
+
+
+def test_a_threshold_is_kept_on_both_sides():
+    for values, step in (([0.0, 1.4, 1.6], 3), ([0.0, -0.8], 2), ([0.0, 1.0], None)):
+        assert refused_at(make_of("ThresholdPruner"), 0, values) == step
+
+
+@pytest.mark.parametrize("class_args", [{}, {"lower": 2.0, "upper": 1.0}])
+def test_a_threshold_that_is_none_is_refused(class_args):
+    with pytest.raises(ValueError, match="lower"):
+        ASSESSOR_ARGS["ThresholdPruner"].model_validate(class_args)
+
+
+def test_nop_stops_nothing():
+    assessment = make_of("NopPruner")
+    after_good_ones(assessment)
+    assert refused_at(assessment, 20, course(-5.0)) is None

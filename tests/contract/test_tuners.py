@@ -3,19 +3,23 @@
 import json
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nni_manager.config.algorithms import CLASS_ARGS
+from nni_manager.config.algorithms import CLASS_ARGS, NEEDS
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.search_space import TYPES, contains, parse_search_space
 from nni_manager.errors import Bug
-from nni_manager.tuner.base import PastTrial
+from nni_manager.tuner.base import Later, PastTrial, TrialResult
 from nni_manager.tuner.hyperband import Hyperband
-from nni_manager.tuner.optuna_backed import OptunaTuner
+from nni_manager.tuner.optuna_backed import OptunaTuner, Sampling
+from nni_manager.tuner.population import PopulationTuner
+from nni_manager.tuner.proposer import Proposer
 from nni_manager.tuner.registry import TUNERS, make_tuner
 
 TWO_FLOATS = {
@@ -48,12 +52,31 @@ ALL_TYPES = {
 
 
 ENUMERATING = ("BatchTuner", "GridSearch")
+DIVIDE_A_BUDGET = ("BOHB", "Hyperband", "PBTTuner")
+CHECKPOINTS = Path("checkpoints")
+
+
+def kinds(*left_out):
+    """The names of all tuners but these; one whose library is not here is skipped."""
+    return [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                name in NEEDS and not NEEDS[name].is_met, reason=f"{name} needs a library that is not here"
+            ),
+        )
+        for name in sorted(TUNERS.keys() - {*left_out})
+    ]
+
+
 # As an experiment file may set them, so that a dozen trials are enough to see them learn.
 SMALL = {
     "Hyperband": {"R": 9},
     "Evolution": {"population_size": 4},
     "NSGAII": {"population_size": 4},
     "CmaEs": {"popsize": 4},
+    "BOHB": {"max_budget": 9, "min_points_in_model": 2},
+    "PBTTuner": {"population_size": 4},
 }
 FEW = {"selection_num_warm_up": 50, "selection_num_starting_points": 5}
 SMALL |= {"GPTuner": FEW, "MetisTuner": {"selection_num_starting_points": 5}}
@@ -61,10 +84,10 @@ SMALL |= {"GPTuner": FEW, "MetisTuner": {"selection_num_starting_points": 5}}
 
 def make_of(name, raw, seed=1, optimize_mode="minimize", **class_args):
     args = CLASS_ARGS[name].model_validate({"optimize_mode": optimize_mode, "seed": seed, **class_args})
-    return TUNERS[name](parse_search_space(raw), args)
+    return TUNERS[name](parse_search_space(raw), args, CHECKPOINTS)
 
 
-@pytest.fixture(params=sorted(TUNERS.keys() - ENUMERATING))
+@pytest.fixture(params=kinds(*ENUMERATING))
 def a_tuner(request):
     """Makes a tuner of each kind over a raw search space."""
 
@@ -87,8 +110,9 @@ def run(tuner, keys, value_of=lambda parameters: parameters["x"] ** 2):
 
 
 def plain(parameters):
-    """Without what Hyperband adds to those of the search space."""
-    return {name: value for name, value in parameters.items() if name != "TRIAL_BUDGET"}
+    """Without what some tuners add to those of the search space."""
+    added = ("TRIAL_BUDGET", "load_checkpoint_dir", "save_checkpoint_dir")
+    return {name: value for name, value in parameters.items() if name not in added}
 
 
 def proposed(history):
@@ -114,12 +138,12 @@ def test_without_a_seed_two_experiments_differ(a_tuner):
     assert a_tuner(seed=None).ask(0) != a_tuner(seed=None).ask(0)
 
 
-@pytest.mark.parametrize("restart_after", [0, 1, 12, 20])
+@pytest.mark.parametrize("restart_after", [1, 18])
 def test_a_rebuilt_tuner_goes_on_as_the_first_would_have(a_tuner, restart_after):
-    unbroken = run(a_tuner(ALL_TYPES), range(30), lambda parameters: parameters["normal"])
+    unbroken = run(a_tuner(ALL_TYPES), range(24), lambda parameters: parameters["normal"])
     rebuilt = a_tuner(ALL_TYPES)
     rebuilt.restore(stored(unbroken[:restart_after]))
-    later = run(rebuilt, range(restart_after, 30), lambda parameters: parameters["normal"])
+    later = run(rebuilt, range(restart_after, 24), lambda parameters: parameters["normal"])
     assert proposed(later) == proposed(unbroken[restart_after:])
 
 
@@ -204,10 +228,12 @@ def test_a_memo_of_another_space_is_a_bug(a_tuner, memo):
 def test_concurrent_trials_get_different_parameters(a_tuner):
     tuner = a_tuner()
     run(tuner, range(12))
-    asked = [tuner.ask(key) for key in range(12, 28)]
+    asked = [each for key in range(12, 28) if (each := tuner.ask(key)) is not Later.LATER]
     different = len({json.dumps(suggestion.parameters) for suggestion in asked})
-    # A child of NSGA-II may be equal to its parent.
-    assert different == 16 or (a_tuner.name == "NSGAII" and different >= 8)
+    # A child of NSGA-II may be equal to its parent; a population has no more members.
+    assert different == (4 if a_tuner.name == "PBTTuner" else 16) or (
+        a_tuner.name == "NSGAII" and different >= 8
+    )
 
 
 def test_tpe_takes_trials_that_still_run_into_account():
@@ -221,8 +247,12 @@ def test_tpe_takes_trials_that_still_run_into_account():
 
 def test_a_space_of_one_point_gives_that_point_each_time(a_tuner):
     space = {"a": {"_type": "choice", "_value": ["only"]}, "b": {"_type": "randint", "_value": [3, 4]}}
-    history = run(a_tuner(space), range(15), lambda parameters: 1.0)
+    values = iter(range(15))
+    history = run(a_tuner(space), range(15), lambda parameters: float(next(values) % 4))
     assert {json.dumps(plain(past.parameters)) for past in history} == {'{"a": "only", "b": 3}'}
+    rebuilt = a_tuner(space)
+    rebuilt.restore(stored(history))
+    assert plain(rebuilt.ask(15).parameters) == {"a": "only", "b": 3}
 
 
 def test_what_a_caller_does_to_its_parameters_stays_with_the_caller(a_tuner):
@@ -275,7 +305,7 @@ spaces_raw = st.dictionaries(st.text(max_size=3), parameters_raw(), min_size=1, 
 
 
 # One tuner of a kind is as good as another: nothing of the fixture is changed by an example.
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
 def test_parameters_lie_in_any_space_go_through_json_and_are_known_again(a_tuner, raw, seed):
     space = parse_search_space(raw)
@@ -340,7 +370,7 @@ def test_tpe_finds_the_bottom_of_a_bowl_sooner_than_random_does(optimize_mode, s
     assert medians["TPE"] < medians["Random"] / 2
 
 
-@pytest.mark.parametrize("name", sorted(TUNERS.keys() - ENUMERATING))
+@pytest.mark.parametrize("name", kinds(*ENUMERATING))
 def test_the_experiment_file_decides_which_tuner_is_made(name, tmp_path):
     (tmp_path / "space.json").write_text(json.dumps(TWO_FLOATS))
     path = tmp_path / "experiment.yml"
@@ -351,7 +381,7 @@ def test_the_experiment_file_decides_which_tuner_is_made(name, tmp_path):
     )
     config = read_experiment_file(path)
     tuner = make_tuner(ExperimentConfig.from_json(config.to_json()))
-    assert isinstance(tuner, OptunaTuner | Hyperband)
+    assert isinstance(tuner, OptunaTuner | Hyperband | PopulationTuner)
     assert tuner.ask(0) == make_of(name, TWO_FLOATS, 9).ask(0)
 
 
@@ -432,7 +462,7 @@ def test_a_batch_is_given_as_written_and_stays_as_it_was():
     assert [again.ask(key).parameters for key in range(2)][1] == {"lr": 0.2, "n": [1]}
 
 
-@pytest.mark.parametrize("name", sorted(TUNERS.keys() - {*ENUMERATING, "Random", "QMC", "Hyperband"}))
+@pytest.mark.parametrize("name", kinds(*ENUMERATING, "Random", "QMC", *DIVIDE_A_BUDGET))
 def test_every_tuner_that_learns_finds_the_bottom_of_a_bowl_sooner_than_chance(name):
     trials = 150 if name == "NSGAII" else 50  # which needs some generations
     space = dict.fromkeys("wxyz", TWO_FLOATS["x"])
@@ -497,3 +527,236 @@ def test_smac_does_not_repeat_itself_when_asked_not_to():
         return {past.parameters["a"] for past in history}
 
     assert len(modelled(config_dedup=True)) > len(modelled()) + 2
+
+
+# ---- population based training
+
+
+def checkpoints_of(suggestion):
+    return tuple(
+        str(Path(suggestion.parameters[f"{verb}_checkpoint_dir"]).relative_to(CHECKPOINTS))
+        for verb in ("load", "save")
+    )
+
+
+def a_population(raw=TWO_FLOATS, seed=1, **class_args):
+    return make_of("PBTTuner", raw, seed, **{"population_size": 4, "fraction": 0.25, **class_args})
+
+
+def a_generation(tuner, first_key, values):
+    """Asks for all of a generation, then tells these values; what was asked for."""
+    asked = [tuner.ask(first_key + number) for number in range(len(values))]
+    assert tuner.ask(first_key + len(values)) is Later.LATER
+    for number, value in enumerate(values):
+        tuner.tell(first_key + number, value)
+    return asked
+
+
+def test_the_worst_of_a_generation_goes_on_from_the_checkpoint_of_the_best():
+    tuner = a_population()
+    first = a_generation(tuner, 0, [0.5, 0.1, 0.9, 0.3])
+    assert [checkpoints_of(each) for each in first] == [(str(member), f"{member}/0") for member in range(4)]
+    second = [tuner.ask(key) for key in range(4, 8)]
+    assert [checkpoints_of(each) for each in second] == [
+        ("0/0", "0/1"), ("1/0", "1/1"), ("1/0", "2/1"), ("3/0", "3/1"),
+    ]  # fmt: skip
+    for member in (0, 1, 3):
+        assert plain(second[member].parameters) == plain(first[member].parameters)
+    assert plain(second[2].parameters) not in [plain(each.parameters) for each in first]
+
+
+def test_what_is_taken_over_is_moved_by_the_factor_or_drawn_anew():
+    raw = {
+        "x": {"_type": "uniform", "_value": [1, 100]},
+        "n": {"_type": "randint", "_value": [0, 50]},
+        "c": {"_type": "choice", "_value": list("abcdefgh")},
+        "g": {"_type": "normal", "_value": [0, 1]},
+    }
+    for seed in range(8):
+        tuner = a_population(raw, seed, resample_probability=0)
+        best = a_generation(tuner, 0, [0.5, 0.1, 0.9, 0.3])[1].parameters
+        moved = [tuner.ask(key) for key in range(4, 8)][2].parameters
+        assert moved["x"] in (
+            pytest.approx(min(best["x"] * 1.2, 100)), pytest.approx(max(best["x"] * 0.8, 1)),
+        )  # fmt: skip
+        assert abs(moved["n"] - best["n"]) <= 1
+        assert abs(ord(moved["c"]) - ord(best["c"])) <= 1
+        assert contains(parse_search_space(raw), plain(moved)) == []
+
+
+def test_members_that_failed_go_on_from_another_or_begin_anew():
+    tuner = a_population()
+    a_generation(tuner, 0, [None, 0.1, None, math.nan])
+    second = [tuner.ask(key) for key in range(4, 8)]
+    assert {checkpoints_of(each)[0] for each in second} == {"1/0"}
+    for key in range(4, 8):
+        tuner.tell(key, None)
+    third = [tuner.ask(key) for key in range(8, 12)]
+    assert [checkpoints_of(each) for each in third] == [(str(member), f"{member}/2") for member in range(4)]
+    assert len({json.dumps(plain(each.parameters)) for each in third}) == 4
+
+
+def test_a_rebuilt_population_waits_for_the_same_trials():
+    tuner = a_population()
+    a_generation(tuner, 0, [0.5, 0.1, 0.9, 0.3])
+    asked = [tuner.ask(key) for key in range(4, 7)]
+    tuner.tell(5, 0.2)
+    past = [
+        PastTrial(key, {}, suggestion.memo, value, value is not None)
+        for key, (suggestion, value) in enumerate(
+            zip(
+                [*a_generation(a_population(), 0, [0.5, 0.1, 0.9, 0.3]), *asked],
+                [0.5, 0.1, 0.9, 0.3, None, 0.2, None],
+                strict=True,
+            )
+        )
+    ]
+    rebuilt = a_population()
+    rebuilt.restore(reversed(stored(past)))
+    last = tuner.ask(7)
+    assert last.memo["member"] == 3
+    assert rebuilt.ask(7) == last
+    for each in (tuner, rebuilt):
+        assert each.ask(8) is Later.LATER
+        for key in (4, 6, 7):
+            each.tell(key, float(key))
+    assert [tuner.ask(key) for key in range(8, 12)] == [rebuilt.ask(key) for key in range(8, 12)]
+
+
+def test_a_folder_for_checkpoints_may_be_named():
+    tuner = a_population(all_checkpoint_dir="/mnt/mine")
+    assert tuner.ask(0).parameters["save_checkpoint_dir"] == "/mnt/mine/0/0"
+
+
+# ---- BOHB
+
+
+def test_bohb_divides_its_budget_as_hyperband_does():
+    bohb, hyperband = (
+        make_of("BOHB", TWO_FLOATS, max_budget=18, min_budget=2),
+        make_of("Hyperband", TWO_FLOATS, R=9),
+    )
+    of_bohb, of_hyperband = (
+        budgets(run(tuner, range(22), lambda at: at["x"])) for tuner in (bohb, hyperband)
+    )
+    assert of_bohb == [2 * budget for budget in of_hyperband]
+
+
+def test_bohb_draws_near_what_was_good_and_now_and_then_by_chance():
+    raw = {"x": {"_type": "uniform", "_value": [0, 1]}}
+
+    def later(**class_args):
+        tuner = make_of("BOHB", raw, 3, max_budget=9, **class_args)
+        history = run(tuner, range(60), lambda at: abs(at["x"] - 0.25))
+        return statistics.median(past.value for past in history[30:] if past.memo["round"] == 0)
+
+    assert later(random_fraction=0) < later(random_fraction=1) / 2
+
+
+# ---- results that a tuner did not propose parameters for
+
+
+def known_to_be(parameters, value):
+    return KnownResult(parameters, value, json.dumps(value))
+
+
+LEARN_FROM_OTHERS = {"TPE", "Anneal", "Evolution", "GP", "GPTuner", "MetisTuner", "SMAC"}
+
+
+def test_imported_results_are_taken_by_those_who_can_and_hinder_nobody(a_tuner):
+    tuner = a_tuner(ALL_TYPES)
+    donor = make_of("Random", ALL_TYPES, seed=7)
+    known = [known_to_be(donor.ask(key).parameters, float(key)) for key in range(12)]
+    outside = known_to_be({**known[0].parameters, "randint": 2}, 1.0)
+    less = known_to_be({"uniform": 0.5}, 1.0)
+    used = tuner.import_results([*known, outside, less])
+    assert used == (len(known) if a_tuner.name in LEARN_FROM_OTHERS else 0)
+    history = run(tuner, range(8), lambda parameters: parameters["normal"])
+    again = a_tuner(ALL_TYPES)
+    again.restore(stored(history))
+    again.import_results(known)
+    assert contains(parse_search_space(ALL_TYPES), plain(again.ask(8).parameters)) == []
+
+
+@pytest.mark.parametrize("name", sorted(LEARN_FROM_OTHERS - {"GP"}))  # which is not everywhere
+def test_who_takes_imported_results_searches_where_they_were_good(name):
+    space = {each: {"_type": "uniform", "_value": [0, 1]} for each in "xy"}
+    tuner = make_of(name, space, **SMALL.get(name, {}))
+    known = [known_to_be({"x": each / 40, "y": 0.5}, abs(each / 40 - 0.8)) for each in range(41)]
+    assert tuner.import_results(known) == 41
+    near = [abs(past.parameters["x"] - 0.8) for past in run(tuner, range(15), lambda parameters: 1.0)]
+    assert statistics.quantiles(near)[0] < 0.08, "a quarter of what chance proposes is nearer than 0.125"
+
+
+@settings(max_examples=30, deadline=None)
+@given(raw=spaces_raw, seed=st.integers(0, 1000))
+def test_the_draws_of_parameters_give_these_parameters_again(raw, seed):
+    space = parse_search_space(raw)
+    parameters = make_of("Random", raw, seed=seed).ask(0).parameters
+    sampling = Sampling(space)
+    draws, _ = sampling.draws_of(parameters)
+    assert contains(space, sampling.sample(lambda name, _: draws[name])) == []
+    again = sampling.sample(lambda name, _: draws[name])
+    assert flat(again) == pytest.approx(flat(parameters), rel=1e-6, abs=1e-6)
+
+
+def flat(value):
+    """Numbers by their place; all else as text."""
+    if isinstance(value, dict):
+        return {f"{key}.{inner}": leaf for key, each in value.items() for inner, leaf in flat(each).items()}
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"": value} if is_number else {json.dumps(value): 0}
+
+
+def test_points_of_a_list_that_were_tried_elsewhere_are_not_tried_again(a_list):
+    make, count = a_list
+    everything = proposed(run(make(), range(count), lambda parameters: 1.0))
+    known = [known_to_be(point, 1.0) for point in everything[1::2]]
+    tuner = make()
+    assert tuner.import_results(known) == len(known)
+    left = range(count - len(known))
+    assert proposed(run(tuner, left, lambda parameters: 1.0)) == everything[::2]
+    assert tuner.ask(count) is None
+
+
+CAME_TO_ONE = TrialResult("aB3dE", 1.0, "1.0", has_succeeded=True)
+
+
+def test_a_tuner_of_a_changed_space_knows_what_lies_in_it(tmp_path):
+    wide = {"x": {"_type": "quniform", "_value": [0, 9, 1]}}
+    narrow = {"x": {"_type": "quniform", "_value": [5, 9, 1]}}
+
+    class Config:
+        def __init__(self, raw, revision):
+            self.raw, self.search_space_revision = raw, revision
+
+    def make(config):
+        return make_of("GridSearch", config.raw)
+
+    proposer = Proposer(Config(wide, 0), make)
+    asked = [proposer.ask(key) for key in range(7)]
+    assert [each.parameters["x"] for each in asked] == [0, 1, 2, 3, 4, 5, 6]
+    for key in range(5):
+        proposer.hear(key, CAME_TO_ONE)
+    history = [PastTrial(key, asked[key].parameters, asked[key].memo, 1.0, ended=True) for key in range(6)]
+    # Trial 5 is over, and that is known before it is told; trial 6 runs.
+    known = [known_to_be(past.parameters, 1.0) for past in history]
+    proposer.change_space(Config(narrow, 1), known, over=set(range(6)))
+    proposer.hear(5, CAME_TO_ONE)
+    first = proposer.ask(7)
+    assert first.parameters == {"x": 6.0}, "5 is known already"
+    proposer.hear(6, CAME_TO_ONE)
+    second = proposer.ask(8)
+    assert second.parameters == {"x": 7.0}
+
+    history += [
+        PastTrial(6, asked[6].parameters, asked[6].memo, None, ended=False),
+        PastTrial(7, first.parameters, first.memo, 1.0, ended=True),
+        PastTrial(8, second.parameters, second.memo, None, ended=False),
+    ]
+    after = Proposer(Config(narrow, 1), make)
+    after.restore(stored(history), [known_to_be({"x": 8.0}, 2.0)])
+    assert after.ask(9).parameters == {"x": 9.0}
+    after.hear(6, CAME_TO_ONE)
+    after.hear(8, CAME_TO_ONE)
+    assert after.ask(10) is None

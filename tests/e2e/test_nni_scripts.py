@@ -101,9 +101,11 @@ def python_with_nni():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+            # With this Python's pip, and without compiling what is never imported: that would take most of the time.
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+            pip = [sys.executable, "-m", "pip", "--python", python]
             installed = subprocess.run(
-                [python, "-m", "pip", "install", "--quiet", f"nni=={NNI_VERSION}"],
+                [*pip, "install", "--quiet", "--no-compile", f"nni=={NNI_VERSION}"],
                 capture_output=True,
                 text=True,
             )

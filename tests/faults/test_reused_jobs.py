@@ -171,9 +171,15 @@ def test_jobs_that_left_while_no_manager_was_there_cost_no_trial(a_real_experime
     os.mkfifo(experiment.code / "gate")
     experiment.start()
     wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
+    lost = trial_of(experiment, 1)["id"]
     experiment.kill_manager()
     (keeper,) = experiment.keeper_pids()
-    os.kill(keeper, signal.SIGTERM)  # as a cluster would take its node back
+    # As a cluster would take its node back: politely first. The keeper would go on waiting for a manager.
+    os.kill(keeper, signal.SIGTERM)
+    ended = experiment.stream(lost, Stream.METRICS).parent.parent / "exit.json"
+    wait_until(ended.exists, "the trial has ended")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(keeper), "the keeper has ended")
     experiment.start()
     experiment.wait_for_status("DONE")

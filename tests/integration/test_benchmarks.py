@@ -25,10 +25,16 @@ def benchmark_module(monkeypatch):
     [
         ("bench_many_keepers", "ingest", {"keepers": 2, "records_each": 3000}),
         ("bench_many_keepers", "many_idle", {"keepers": 3, "rest_s": 0.5}),
-        ("bench_many_keepers", "cost_of_trials", {"trials": 250, "share": 100}),
+        ("bench_many_keepers", "cost_of_trials", {"marks": (10, 130), "share": 100}),
+        ("bench_many_trials", "listing", {"trials": 20, "rounds": 1}),
+        ("bench_many_trials", "suggestion", {"trials": 20, "rounds": 3}),
         ("bench_outage", "catching_up", {"records": 3000, "log_bytes": 1_000_000}),
         ("bench_outage", "reconnection", {"keepers": 2, "away_s": 0.5}),
-        ("bench_neighbours", "neighbours", {"alone_s": 2.0, "beside_s": 2.0}),
+        (
+            "bench_neighbours",
+            "neighbours",
+            {"alone_s": 1.0, "beside_s": 1.0, "kinds": ["10 million reports"]},
+        ),
         ("bench_experiment", "delays", {"keepers": 2, "reports": 20, "report_every_s": 0.1}),
     ],
 )

@@ -8,7 +8,7 @@ from void_service import Void, an_engine, start
 from nni_manager.domain.events import AttemptStarted, MetricsStored, TaskReported
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.refusals import NotOpen, ProtocolBroken
-from nni_manager.engine import commits, views
+from nni_manager.engine import cluster_jobs, commits, views
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.engine.keepers import OPEN_ATTEMPTS
@@ -154,7 +154,7 @@ class Faltering(Void):
 def test_what_fails_for_the_moment_is_tried_again_and_shown_and_costs_no_trial(
     a_real_experiment, monkeypatch
 ):
-    monkeypatch.setattr(engine_module, "_FIRST_RESUBMIT_S", 0.05)
+    monkeypatch.setattr(cluster_jobs, "_FIRST_RESUBMIT_S", 0.05)
     experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
 
     async def scenario():
@@ -162,7 +162,7 @@ def test_what_fails_for_the_moment_is_tried_again_and_shown_and_costs_no_trial(
         await start(engine)
         await until(lambda: "no memory" in engine.picture().problem)
         await service.submitted.wait()
-        await until(lambda: not engine.submit_problem)
+        await until(lambda: not engine.jobs.problem)
         assert states(engine) == ["WAITING"]
         assert len(service.released) == 2
         await engine.close()

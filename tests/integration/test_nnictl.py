@@ -510,6 +510,42 @@ def test_a_manager_that_cannot_start_leaves_nothing(place, nnictl):
     assert not (place.parent / "experiments").exists()
 
 
+def test_an_experiment_that_was_saved_goes_on_on_another_machine(place, started, nnictl):
+    waits = "if nni_sdk.get_sequence_id() == 1:\n    import signal\n    signal.pause()\n"
+    (place / "train.py").write_text(GOOD.replace("nni_sdk.report_final", f"{waits}nni_sdk.report_final"))
+    (place / "config.yml").write_text(CONFIG.replace("trialConcurrency: 2", "trialConcurrency: 1"))
+    process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
+    experiment = read_until(process, "1/3 ended, 1 running").split("The experiment id is ")[1].split()[0]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    exported = nnictl("experiment", "export", experiment).stdout
+    saved = nnictl("experiment", "save", experiment, "--path", "../x.tar.gz", "--saveCodeDir")
+    assert (saved.returncode, saved.stderr) == (0, "")
+
+    there = place.parent / "there/work"
+    there.mkdir(parents=True)
+    shutil.move(place.parent / "x.tar.gz", there)
+    shutil.rmtree(place)
+    shutil.rmtree(place.parent / "experiments")
+
+    def nnictl_there(*arguments):
+        return subprocess.run(
+            [BIN / "nnictl", *arguments], cwd=there, env=environ_of(there), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=90,
+        )  # fmt: skip
+
+    loaded = nnictl_there("experiment", "load", "--path", "x.tar.gz")
+    assert (loaded.returncode, loaded.stderr) == (0, "")
+    assert nnictl_there("experiment", "export", experiment).stdout == exported
+    resumed = nnictl_there("resume", experiment, "--foreground", "--port", "auto")
+    assert (resumed.returncode, "3/3 ended" in resumed.stdout) == (0, True), resumed.stderr
+    states = [
+        trial["state"] for trial in json.loads(nnictl_there("trial", "ls", experiment, "--json").stdout)
+    ]
+    assert states == ["SUCCEEDED", "USER_CANCELED", "SUCCEEDED"]
+    assert left_in(there) == []
+
+
 def test_a_terminal_shows_the_experiment_live(place):
     main, side = pty.openpty()
     with subprocess.Popen(

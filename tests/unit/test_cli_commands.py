@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import click
@@ -21,13 +22,14 @@ from nni_manager.cli import main, manager_process
 from nni_manager.cli.client import ConnectionClosed, ManagerClient, ManagerSilent
 from nni_manager.cli.experiments import resolve
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.receiving import Receiver
-from nni_manager.domain.trial import Trial
+from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.keepers import collection_ended
 from nni_manager.errors import NniManagerError
 from nni_manager.store import store as store_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.store import Store, TrialRow, log_path
+from nni_manager.store.store import ExperimentRow, Store, TrialRow, log_path
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -98,6 +100,14 @@ def test_help_of_every_command_has_an_example_that_names_it(nnictl, command):
     assert " ".join(["nnictl", *command]) in out.split("Example:\n")[1]
 
 
+LISTS = [path for path in all_commands() if path[-1] in ("list", "ls", "jobs", "url")]
+
+
+@pytest.mark.parametrize("command", LISTS, ids=" ".join)
+def test_what_lists_can_say_it_as_json(nnictl, command):
+    assert "--json" in nnictl(*command, "--help")[1]
+
+
 def test_the_version_is_the_keepers(nnictl):
     assert nnictl("--version") == (0, f"nnictl {__version__}\n", "")
     assert nnictl("-v") == (0, f"nnictl {__version__}\n", "")
@@ -126,6 +136,8 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
         (["create", "-c", "none.yml"], "cannot read none.yml: there is no such file; check the path"),
         (["create", "-c", "no/none.yml"], "cannot read no/none.yml: there is no such file; check the path"),
         (["stop"], "cannot find a running experiment; "),
+        (["experiment", "delete"], "cannot tell what to delete; give the ID of an experiment, or --all "),
+        (["experiment", "delete", "x", "--all"], "cannot tell what to delete; "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -374,10 +386,139 @@ def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_exper
 
 def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_experiment, unused_port):
     an_experiment("abc11111", port=unused_port)
-    code, _, err = nnictl("trial", "ls")
+    code, _, err = nnictl("trial", "ls", "--json")
     assert code == 1
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
+    # What is stored can be listed all the same.
+    assert nnictl("trial", "ls")[:2] == (0, "INFO: Experiment abc11111 has no trials yet\n")
+
+
+def test_a_trial_is_meant_by_its_id_or_by_the_beginning_of_it(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    store = Store(folder.database, folder.collected_logs)
+    names = ["aB3dE", "aB3xx", "aB", "a_B"]
+    store.commit([TrialRow.of(Trial(name, n, {}, {}, 1.0, name)) for n, name in enumerate(names)], 1.0)
+    store.close()
+    assert [
+        json.loads(nnictl("trial", "show", "abc", "-T", given)[1])["id"] for given in ("aB", "aB3x", "a_")
+    ] == [
+        "aB",
+        "aB3xx",
+        "a_B",
+    ]
+    code, out, err = nnictl("trial", "show", "abc", "-T", "aB3")
+    assert (code, out) == (1, "")
+    assert err.startswith("ERROR: cannot tell which trial 'aB3' is; write more of one of aB3dE, aB3xx, ")
+    assert nnictl("log", "trial", "abc", "-T", "b")[2].startswith(
+        "ERROR: cannot find trial 'b' in experiment "
+    )
+
+
+def finished(folder, *results):
+    """Gives the experiment a trial for each result, and an end."""
+    store = Store(folder.database, folder.collected_logs)
+    for number, result in enumerate(results):
+        trial = Trial(
+            f"t{number}", number, {"lr": number / 10}, {}, 1.0, f"t{number}", TrialState.SUCCEEDED, 0
+        )
+        trial.final, trial.value, trial.reporter = str(result), result, "main"
+        record = json.dumps({"parameter_id": number, "trial_job_id": trial.trial_id, "type": "PERIODICAL",
+                             "sequence": 0, "value": "0.1"}).encode() + b"\n"  # fmt: skip
+        receiver = Receiver(AttemptKey(trial.trial_id, 0, "main"))
+        frame = b"ME%06d" % len(record) + record
+        store.commit([TrialRow.of(trial), *receiver.take(Stream.METRICS, 0, frame)], 1.0)
+    store.commit([ExperimentRow(ExperimentState.DONE, "", 9.0, 10.0, True)], 1.0)
+    store.close()
+
+
+def test_results_are_exported_to_a_file_or_to_stdout(nnictl, an_experiment, tmp_path):
+    finished(an_experiment("abc11111"), 0.5, 0.7)
+    record = {"trialJobId": "t1", "parameter": {"lr": 0.1}, "value": 0.7}
+    assert json.loads(nnictl("experiment", "export", "abc")[1])[1] == record
+    code, out, err = nnictl("experiment", "export", "abc", "-t", "csv", "-i", "-f", str(tmp_path / "r.csv"))
+    assert (code, out, err) == (0, f"INFO: Wrote the results of 2 trials to {tmp_path}/r.csv\n", "")
+    assert (tmp_path / "r.csv").read_text().splitlines() == [
+        "trialJobId,lr,value,intermediate",
+        "t0,0.0,0.5,[0.1]",
+        "t1,0.1,0.7,[0.1]",
+    ]
+
+
+def test_an_experiment_without_results_exports_none_and_says_why(nnictl, an_experiment):
+    an_experiment("abc11111")
+    code, out, err = nnictl("experiment", "export", "abc")
+    assert (code, out) == (0, "[]\n")
+    assert err.startswith("WARNING: experiment abc11111 has no result yet; `nnictl trial ls abc11111` ")
+
+
+def test_an_experiment_that_is_over_is_deleted_with_all_it_has(nnictl, an_experiment, tmp_path):
+    folder = an_experiment("abc11111")
+    finished(folder, 0.5)
+    code, _, err = nnictl("experiment", "delete", "abc")
+    assert (code, folder.path.exists()) == (1, True)  # nobody to ask
+    assert "there is no terminal; say so with --yes" in err
+    assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
+    assert (folder.path.exists(), Registry.of_user().all()) == (False, [])
+
+
+def test_the_workspace_on_the_shared_storage_is_deleted_as_well(nnictl, an_experiment, tmp_path):
+    folder = an_experiment("abc11111")
+    finished(folder, 0.5)
+    (tmp_path / "storage/abc11111/trials").mkdir(parents=True)
+    (folder.path / "workspace").symlink_to(tmp_path / "storage/abc11111")
+    assert nnictl("experiment", "delete", "abc", "--yes")[0] == 0
+    assert list((tmp_path / "storage").iterdir()) == []
+
+
+def test_what_runs_or_may_run_is_not_deleted(nnictl, an_experiment):
+    an_experiment("abc11111", port=9000)
+    died = an_experiment("abd22222")
+    done = an_experiment("abe33333")
+    finished(done, 0.5)
+    code, _, err = nnictl("experiment", "delete", "abc", "--yes", "--force")
+    assert (code, err) == (
+        1,
+        "ERROR: cannot delete experiment abc11111: it runs; `nnictl stop abc11111` first\n",
+    )
+    code, _, err = nnictl("experiment", "delete", "abd", "--yes")
+    assert code == 1
+    assert err.startswith(
+        "ERROR: cannot delete experiment abd22222: its manager died while it was INITIALIZED, "
+    )
+    code, out, err = nnictl("experiment", "delete", "--all", "--yes")
+    assert (code, out, err.count("WARNING: cannot delete")) == (0, "INFO: Deleted experiment abe33333\n", 2)
+    assert nnictl("experiment", "delete", "abd", "--yes", "--force")[0] == 0
+    assert not died.path.exists()
+
+
+@pytest.mark.parametrize("spoilt", ["database", "entry", "lock"])
+def test_what_cannot_be_read_is_deleted_with_force(nnictl, an_experiment, spoilt):
+    folder = an_experiment("abc11111")
+    if spoilt == "database":
+        folder.database.write_bytes(b"spoilt" * 1000)
+    elif spoilt == "entry":
+        (Registry.of_user().folder / "abc11111.json").write_bytes(b"[]")
+    else:
+        (folder.path / "owner.lock").symlink_to(folder.path / "owner.lock")
+    code, _, err = nnictl("experiment", "delete", "abc11111", "--yes")
+    assert (code, err.startswith("ERROR: cannot ")) == (1, True)
+    assert nnictl("experiment", "delete", "abc11111", "--yes", "--force")[0] == 0
+    assert nnictl("experiment", "list", "--all")[1] == "INFO: There is no experiment\n"
+
+
+def test_a_list_of_ten_thousand_trials_costs_less_than_its_libraries_would(nnictl, an_experiment):
+    folder = an_experiment("abc11111")
+    store = Store(folder.database, folder.collected_logs)
+    trials = [Trial(f"t{n:05}", n, {"lr": n / 10_000, "size": 32}, {}, 1.0, f"t{n}") for n in range(10_000)]
+    store.commit([TrialRow.of(trial) for trial in trials], 1.0)
+    store.close()
+    began_s = time.process_time()
+    code, out, err = nnictl("trial", "ls", "abc")
+    # 0.4 s of a free core, and 9 s when rich drew the table.
+    assert time.process_time() - began_s < 3
+    assert (code, len(out.splitlines()), err) == (0, 10_001, "")
+    assert out.splitlines()[-1] == "9999  t09999  WAITING               lr=0.9999 size=32"
 
 
 @pytest.mark.parametrize("runs", [True, False])

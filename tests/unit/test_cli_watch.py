@@ -55,7 +55,7 @@ def test_the_live_view_shows_progress_time_best_and_last_failure():
         a_summary(counts={"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 1}, best=BEST, latestFailures=[a_trial()])
     )
     for part in (
-        "GvTf2bVe digits [1]  RUNNING", "4/20", "2 running", "3 succeeded", "1 failed", "0:12, 59:47 left",
+        "GvTf2bVe digits [1]  RUNNING", "4/20", "2 running", "3 succeeded", "1 failed", "0:12, about 0:49 left",
         "0.971111  trial bEsT1",
         'lr=0.01 net={"_name": "a[b]"}', "trial aB3dE: exit code 1: ModuleNotFoundError: No module named 'torch'",
     ):  # fmt: skip
@@ -82,9 +82,9 @@ def test_a_log_gets_one_line_per_event_and_none_without(capsys):
         lines.show(summary)
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "[0:12] 0/20 ended, 2 running",
-        "[0:12] 1/20 ended, 1 running, best 0.971111 (trial bEsT1)",
-        "[0:12] 2/20 ended, 1 running, best 0.971111 (trial bEsT1)",
+        "[0:12] 0/20 ended, 2 running, 59:47 left",
+        "[0:12] 1/20 ended, 1 running, best 0.971111 (trial bEsT1), about 3:55 left",
+        "[0:12] 2/20 ended, 1 running, best 0.971111 (trial bEsT1), about 1:51 left",
         "[0:12] DONE 3/20 ended, 0 running, best 0.971111 (trial bEsT1)",
     ]
     assert err == "WARNING: trial aB3dE failed: exit code 1: ModuleNotFoundError: No module named 'torch'\n"
@@ -155,3 +155,20 @@ def test_durations_read_as_clocks(seconds, says):
 def test_how_long_a_trial_took_keeps_the_tenths_that_matter():
     assert [output.duration(s) for s in (0.64, 41, 754)] == ["0.6 s", "41.0 s", "12:34"]
     assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
+
+
+def test_a_table_is_aligned_and_its_last_column_goes_on_below_itself(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [["1", "é中", "0.5", "a [b] c " * 5], ["12", "x", "", ""]]
+    output.print_table(["no.", "name", "value", "why"], rows, right=("no.", "value"))
+    assert capsys.readouterr().out.splitlines() == [
+        "no.  name  value  why",
+        "  1  é中     0.5  a [b] c a [b] c a [b]",
+        "                  c a [b] c a [b] c",
+        " 12  x",
+    ]
+
+
+def test_what_a_trial_wrote_moves_no_cursor_and_sets_no_title(capsys):
+    output.print_table(["why"], [["red \x1b[31m\x07 and\ttwo\nlines"]])
+    assert capsys.readouterr().out == "why\nred \\x1b[31m\\x07 and two lines\n"

@@ -13,8 +13,10 @@ from nni_manager.config.model import (
     LocalConfig,
     ReuseConfig,
     TunerConfig,
+    UserClass,
 )
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.registered_algorithms import RegisteredAlgorithm, register, registry_file
 from nni_manager.config.search_space import SearchSpace, Uniform, parse_search_space
 from nni_manager.errors import Bug, UserMistake
 from nni_manager.tuner.assessors import make_assessment
@@ -180,19 +182,20 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "codeDir: .": "codeDir: nowhere",
     }
     space = '{"lr": {"_type": "uniform", "_value": [1, 0]},\n "bs": [16, 32]}'
-    assert mistakes(GOOD + "maxTrialNumber: 3\n", space, replace=changed) == [
+    assert mistakes(GOOD + "maxTrialNumbr: 3\n", space, replace=changed) == [
         "experiment.yml: cannot do without authorName: it must be a name; write e.g. authorName: your name",
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
         "did you mean TPE? (known: TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
-        "MetisTuner, SMAC, CmaEs, NSGAII, QMC)",
+        "MetisTuner, SMAC, CmaEs, NSGAII, QMC, GP, BOHB, PBTTuner)",
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
-        "experiment.yml:13: cannot use maxTrialNumber: there is no such key here; did you mean maxTrialNum? "
+        "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
-        "trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, logDir, "
+        "maxTrialDuration, maxTrialRetry, trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, "
+        "nniManagerIp, logDir, "
         "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
-        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig, paiConfig)",
+        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is a list; "
         'a hyper-parameter is written {"_type": "uniform", "_value": [0, 1]}',
@@ -228,10 +231,14 @@ WRONG_VALUES = {
         "maxExecDuration: 5|": 'cannot use maxExecDuration: "5|" is not a whole number and one of s, m, h, d',
         "maxExecDuration: 0h": "cannot use maxExecDuration",
         "maxExecDuration: 5": "cannot use maxExecDuration: 5 is not a whole number and one of s, m, h, d",
+        "maxTrialNumber: 3": "cannot use maxTrialNumber: it is of NNI's second schema; write maxTrialNum here",
+        "trainingService: {platform: local}": "it is of NNI's second schema, and trainingServicePlatform of the first",
+        "sharedStorage: {storageType: NFS}": "cannot use sharedStorage: a platform has its own storage; name it there",
+        "machineList: []": "cannot use machineList: trials are not started over SSH; run nnictl on that machine",
         "maxTrialNum: many": 'cannot use maxTrialNum: "many" is not a whole number from 1 to 99999',
         "multiPhase: true": "cannot use multiPhase: true: NNI deprecated it and nothing here does it",
         "multiThread: true": "cannot use multiThread: true: NNI deprecated it",
-        "nniManagerIp: 1.2.3": 'cannot use nniManagerIp: "1.2.3" is not an IPv4 address',
+        "nniManagerIp: 1.2.3": 'cannot use nniManagerIp: "1.2.3" is not an IPv4 address or a host name',
         "logLevel: verbose": 'cannot use logLevel: "verbose" is not one of trace, debug, info',
         "logCollection: some": 'cannot use logCollection: "some" is not none or http; write e.g. logCollection: none',
         "logDir: {your_dir}": "cannot use logDir: it is still the placeholder of an example",
@@ -245,7 +252,8 @@ WRONG_VALUES = {
         "assessor: {builtinAssessorName: Curvefitting}": "cannot do without assessor.classArgs.epoch_num: it must be",
         "assessor: {builtinAssessorName: Medianstop, classArgs: {start_step: -1}}": "cannot use "
         "assessor.classArgs.start_step: -1 is not a whole number from 0 on",
-        "assessor: {className: Mine, builtinAssessorName: Medianstop}": "cannot use assessor.className: assessors of your",
+        "assessor: {className: Mine, builtinAssessorName: Medianstop}": "cannot use assessor.className "
+        "beside assessor.builtinAssessorName",
         "assessor: 3": "cannot use assessor: 3 is not a mapping; write e.g. assessor: {builtinAssessorName: Medianstop}",
         "localConfig: {gpuIndices: a}": 'cannot use localConfig.gpuIndices: "a" is not GPU numbers separated by',
         "localConfig: {gpuIndices: '0,0'}": 'cannot use localConfig.gpuIndices: "0,0" is not GPU numbers',
@@ -257,22 +265,30 @@ WRONG_VALUES = {
         "1: x": "cannot use 1: there is no such key here",
     },
     "trainingServicePlatform: local": {
-        "trainingServicePlatform: kubeflow": "cannot use trainingServicePlatform 'kubeflow' yet: this version runs "
-        "experiments on this machine and on OpenPAI; write trainingServicePlatform: local or pai",
+        "trainingServicePlatform: remote": 'cannot use trainingServicePlatform: "remote": trials are not started over SSH; '
+        "run nnictl on that machine with trainingServicePlatform: local, or use a cluster",
         "trainingServicePlatform: locl": 'cannot use trainingServicePlatform: "locl" is not a platform; '
         "did you mean local?",
         "trainingServicePlatform: [local]": 'cannot use trainingServicePlatform: ["local"] is not a platform',
     },
     "builtinTunerName: TPE": {
-        "builtinTunerName: BOHB": "cannot use tuner.builtinTunerName: BOHB is not in this version yet; use TPE",
+        "builtinTunerName: BOHb": 'cannot use tuner.builtinTunerName: "BOHb" is not a built-in tuner; did you mean BOHB?',
         "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
-        "builtinTunerName: GP": "Optuna's GP needs PyTorch, which this manager does without; use GPTuner",
         "builtinTunerName: GridSearch": "GridSearch tries every value, and lr has too many to try; use choice,",
         "builtinTunerName: BatchTuner": "BatchTuner takes its trials from one choice among mappings; write the search",
         "builtinTunerName: tpe": 'cannot use tuner.builtinTunerName: "tpe" is not a built-in tuner; '
         "did you mean TPE?",
         "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of TPE, Random",
-        "builtinTunerName: TPE\n  className: Mine": "cannot use tuner.className: tuners of your own are not in this",
+        "builtinTunerName: TPE\n  className: Mine": "cannot use tuner.className beside tuner.builtinTunerName: it is one "
+        "or the other; remove builtinTunerName, or all of codeDir, classFileName, className",
+        "className: Mine": "cannot do without tuner.classFileName: it must be the Python file that holds the class; write",
+        "codeDir: .": "cannot do without tuner.className beside tuner.codeDir: it must be the name of a class; write",
+        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it or mend codeDir and the names",
+        "className: Mine\n  codeDir: none\n  classFileName: mine.py": "cannot use tuner.codeDir: there is no folder",
+        "className: Mine\n  codeDir: .\n  classFileName: mine": 'cannot use tuner.classFileName: "mine" is not the name of a Py',
+        "gpuIndices: 0": "cannot do without tuner.builtinTunerName: it must be the name of a built-in tuner; write e.g. "
+        "builtinTunerName: TPE, or codeDir, classFileName and className of one of your own",
+        "className: a.B\n  callTimeout: soon": 'cannot use tuner.callTimeout: "soon" is not a whole number and one of s,',
     },
     "optimize_mode: maximize": {
         "optimize_mode: maximise": 'cannot use tuner.classArgs.optimize_mode: "maximise" is not maximize or minimize',
@@ -306,8 +322,18 @@ def test_class_args_are_those_of_the_tuner(mistakes):
     assert "cannot use tuner.classArgs.population_size: there is no such key here" in line
 
 
+def test_class_args_that_contradict_each_other_are_one_sentence(mistakes):
+    text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: BOHB")
+    (line,) = mistakes(text.replace("optimize_mode: maximize", "min_budget: 9"))
+    assert "cannot use BOHB: min_budget 9 is above max_budget 3; swap them" in line
+    (line,) = mistakes(GOOD + "assessor: {builtinAssessorName: ThresholdPruner}\n")
+    assert "cannot use ThresholdPruner without a threshold; write lower, upper or both into" in line
+
+
 def test_a_tuner_whose_library_is_absent_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(algorithms.NEEDS, "CmaEs", ("no_such_module_here", "cmaes"))
+    monkeypatch.setitem(
+        algorithms.NEEDS, "CmaEs", algorithms.Need("no_such_module_here", "cmaes", "tuners", "TPE")
+    )
     reason = algorithms.reason_against_tuner("CmaEs")
     assert reason is not None
     assert (
@@ -338,15 +364,17 @@ def test_an_experiment_for_a_cluster_is_told_so_once(mistakes):
         "codeDir: .", "codeDir: .\n  image: i\n  cpuNum: 1"
     )
     (line,) = mistakes(text + "amlConfig:\n  subscriptionId: s\n")
-    assert "trainingServicePlatform 'aml'" in line
+    assert 'trainingServicePlatform: "aml": Azure Machine Learning is not supported; use a cluster' in line
 
 
 def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     (line,) = mistakes(replace={tuner: ""})
     assert "cannot do without tuner: nothing else proposes parameters" in line
-    (line,) = mistakes(replace={tuner: "advisor: {builtinAdvisorName: BOHB}\n"})
-    assert "cannot use advisor.builtinAdvisorName: BOHB is not in this version yet; use Hyperband" in line
+    (line,) = mistakes(replace={tuner: "advisor: {builtinAdvisorName: bohb}\n"})
+    assert (
+        'cannot use advisor.builtinAdvisorName: "bohb" is not a built-in advisor; did you mean BOHB?' in line
+    )
 
 
 def test_an_advisor_is_read_as_a_tuner(write, mistakes):
@@ -449,3 +477,67 @@ def test_a_mistake_deep_in_the_search_space_has_its_line(mistakes):
 def test_a_long_value_is_cut_in_the_message(mistakes):
     (line,) = mistakes(replace={"trialConcurrency: 2": "trialConcurrency: " + "x" * 500})
     assert len(line) < 220
+
+
+# ---- tuners and assessors of the user's own
+
+
+OF_ONES_OWN = """tuner:
+  codeDir: .
+  classFileName: mine.py
+  className: Mine
+  callTimeout: 2m
+  classArgs: {optimize_mode: minimize, anything: [1]}
+assessor:
+  className: mine.Judge
+"""
+
+
+def test_a_class_of_ones_own_is_found_by_folder_file_and_name(write, tmp_path):
+    path = write(replace={GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]: OF_ONES_OWN})
+    (path.parent / "mine.py").write_text("class Mine: ...\nJudge = Mine\n")
+    config = read_experiment_file(path)
+    here = str(path.parent)
+    args = {"optimize_mode": "minimize", "anything": [1]}
+    own = UserClass("mine.Mine", here, None, 120.0)
+    assert config.tuner == TunerConfig("Mine", "minimize", None, args, own=own)
+    assert config.assessor == AssessorConfig("mine.Judge", {}, UserClass("mine.Judge", here))
+    assert ExperimentConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("class Mine(:", "mine.py cannot be read as Python: invalid syntax"),
+        ("class Other: ...", "mine.py defines no Mine; write the name of the class there"),
+        ("import Mine", ""),
+        ("from x import *", ""),
+        ("if True:\n    Mine = 1", ""),
+    ],
+)
+def test_a_file_that_holds_no_such_class_is_refused_before_anything_runs(write, code, sentence):
+    tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
+    path = write(replace={tuner: "tuner: {codeDir: ., classFileName: mine.py, className: Mine}\n"})
+    (path.parent / "mine.py").write_text(code)
+    if not sentence:
+        assert read_experiment_file(path).tuner.own is not None
+        return
+    with pytest.raises(ConfigInvalid) as raised:
+        read_experiment_file(path)
+    assert sentence in str(raised.value)
+
+
+def test_a_registered_name_is_a_class_of_ones_own(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = write(replace={"builtinTunerName: TPE": "builtinTunerName: demo"})
+    with pytest.raises(ConfigInvalid, match='"demo" is not a built-in tuner'):
+        read_experiment_file(path)
+    register(RegisteredAlgorithm("tuner", "demo", "demo_tuner.Demo", "demo_tuner.V"), set())
+    config = read_experiment_file(path)
+    assert (config.tuner.name, config.tuner.own) == (
+        "demo",
+        UserClass("demo_tuner.Demo", None, "demo_tuner.V"),
+    )
+    registry_file().write_text("[]")
+    with pytest.raises(ConfigInvalid, match="mend or remove"):
+        read_experiment_file(path)

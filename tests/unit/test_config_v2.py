@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import AssessorConfig, ExperimentConfig
+from nni_manager.config.model import AssessorConfig, ExperimentConfig, UserClass
 from nni_manager.config.reader import read_experiment_file
 
 LOCAL = """\
@@ -108,7 +108,7 @@ def test_an_assessor_has_v2s_names(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "memory_mb"),
-    [("8gb", 8192), ("8 g", 8192), ("1.5GB", 1536), ("512mb", 512), ("1t", 1024 * 1024)],
+    [("8gb", 8192), ("8 g", 8192), ("1.5GB", 1536), ("512mb", 512), ("1t", 1024 * 1024), ("1048577kb", 1025)],
 )
 def test_sizes_are_read_with_their_units(place: Path, size: str, memory_mb: int) -> None:
     config = read(place, OPENPAI.replace("8 GB", f'"{size}"'))
@@ -134,13 +134,13 @@ def test_keys_may_be_written_with_underscores(place: Path) -> None:
         ("trialConcurrency: 2", "trialConcurrency: 0", 3, "trialConcurrency", "cannot use trialConcurrency: 0 is not"),
         ("trialCommand: python3 train.py", "trialCommand: 5", 2, "trialCommand", "cannot use trialCommand: 5 is not"),
         ("  token: a-token", "  token: 5", 10, "trainingService.token", "write e.g. token: "),
-        ("8 GB", "much", 12, "trainingService.trialMemorySize", '"much" is not a size; write e.g. trialMemorySize: 8gb'),
-        ("8 GB", "1mb", 12, "trainingService.trialMemorySize", "cannot use trainingService.trialMemorySize: 1 is not"),
+        ("8 GB", "much", 12, "trainingService.trialMemorySize", '"much" is not a whole number of MB from 100 on, or'),
+        ("8 GB", "1mb", 12, "trainingService.trialMemorySize", 'cannot use trainingService.trialMemorySize: "1mb" is not'),
         ("  storageConfigName", "  storageName", 17, "trainingService.storageName", "did you mean"),
         ("trialGpuNumber: 1\n", "", None, "trialGpuNumber", "cannot do without trialGpuNumber"),
         ("  username: ada\n", "", 6, "trainingService.username", "cannot do without trainingService.username"),
         ("name: Random", "name: Randm", 5, "tuner.name", "Random"),
-        ("tuner: ", "maxTrialDuration: 1h\ntuner: ", 5, "maxTrialDuration", "not in this version yet"),
+        ("tuner: ", "maxTrialDuration: soon\ntuner: ", 5, "maxTrialDuration", "is not a number and one of s, m, h, d"),
         ("space.json", "no.json", 1, "searchSpaceFile", "cannot use searchSpaceFile: there is no"),
         ("storage\n", "nowhere\n", 15, "trainingService.localStorageMountPoint", "there is no folder"),
     ],
@@ -178,3 +178,81 @@ def test_a_search_space_in_the_file_is_checked_in_its_place(place: Path) -> None
 def test_several_services_at_once_are_told_to_be_too_many(place: Path) -> None:
     text = LOCAL.replace("trainingService:\n  platform: local\n", "trainingService: [{platform: local}]\n")
     assert any("several at once" in message for _, _, message in mistakes(place, text))
+
+
+def test_keys_may_be_written_in_any_case_as_nni_takes_them(place: Path) -> None:
+    text = OPENPAI.replace("trialConcurrency", "TrialConcurrency").replace("trialGpuNumber", "trialGPUNumber")
+    assert read(place, text) == read(place, OPENPAI)
+    found = mistakes(place, LOCAL + "trial_command: python3 other.py\n")
+    assert [(line, message) for line, _, message in found] == [
+        (15, "cannot use trial_command: it is trialCommand in another spelling; keep one of the two")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("90", 90), ("90s", 90), ("0.5h", 1800), ("1.5M", 90), ("2D", 172800), ('"3 h"', 10800)],
+)
+def test_a_duration_has_a_unit_or_is_in_seconds(place: Path, written: str, seconds: float) -> None:
+    assert read(place, LOCAL.replace("2h", written)).max_exec_duration_s == seconds
+
+
+@pytest.mark.parametrize("written", ["0", "-1h", "true", "1w", "[1]", "99999999999d"])
+def test_what_is_no_duration_is_said(place: Path, written: str) -> None:
+    ((_, key, message),) = mistakes(place, LOCAL.replace("2h", written))
+    assert key == "maxExperimentDuration"
+    assert "is not a number and one of s, m, h, d; write e.g. maxExperimentDuration: 1h" in message
+
+
+def test_what_stands_in_the_service_wins_over_the_same_for_the_whole(place: Path) -> None:
+    (place / "code").mkdir()
+    config = read(place, LOCAL + "  trialCommand: python3 b.py\n  trialCodeDirectory: code\n")
+    assert (config.trial_command, config.code_dir) == ("python3 b.py", place / "code")
+    assert config.warnings == (
+        "trainingService.trialCommand wins over trialCommand",
+        "trainingService.trialCodeDirectory wins over trialCodeDirectory",
+    )
+    text = LOCAL.replace("trialCommand: python3 train.py\n", "") + "  trialCommand: 5\n"
+    ((line, key, _),) = mistakes(place, text)
+    assert (line, key) == (14, "trainingService.trialCommand")
+
+
+def test_an_image_that_is_not_named_is_nnis_with_a_warning(place: Path) -> None:
+    config = read(place, OPENPAI.replace("  dockerImage: registry.example.com/me/train:1\n", ""))
+    assert config.pai is not None
+    assert config.pai.image == "msranni/nni:latest"
+    assert "which has no trial-keeper; docs/images.md says how" in config.warnings[0]
+
+
+def test_a_search_space_may_be_in_yaml(place: Path) -> None:
+    (place / "space.yml").write_text("lr: {_type: loguniform, _value: [1e-4, 1]}\n")
+    space = "searchSpaceFile: space.yml\n"
+    config = read(place, OPENPAI.replace("searchSpaceFile: space.json\n", space))
+    assert config.search_space_raw == {"lr": {"_type": "loguniform", "_value": [1e-4, 1]}}
+    (place / "space.yml").write_text("lr: {_type: loguniform, _value: [1]}\n")
+    ((line, key, _),) = mistakes(place, OPENPAI.replace("searchSpaceFile: space.json\n", space))
+    assert (line, key) == (1, "lr")
+
+
+def test_values_that_json_has_not_are_refused_in_a_search_space(place: Path) -> None:
+    text = LOCAL.replace(
+        "  lr: {_type: loguniform, _value: [0.001, 1]}", "  lr: {_type: choice, _value: [2024-01-01, .nan]}"
+    )
+    assert [message for _, _, message in mistakes(place, text)] == [
+        'cannot use lr[0]: "2024-01-01" is no JSON value; put it in quotes, or write a finite number',
+        "cannot use lr[1]: NaN is no JSON value; put it in quotes, or write a finite number",
+    ]
+
+
+def test_a_tuner_of_ones_own_has_v2s_names(place: Path) -> None:
+    (place / "mine.py").write_text("class Mine: ...")
+    own = "{codeDirectory: ., className: mine.Mine, classArgs: {depth: 3}, callTimeout: 90}"
+    config = read(place, OPENPAI.replace("{name: Random}", own))
+    assert config.tuner.own == UserClass("mine.Mine", str(place), None, 90.0)
+    assert config.tuner.class_args == {"depth": 3}
+    ((line, key, message),) = mistakes(
+        place, OPENPAI.replace("{name: Random}", own.replace("mine.Mine", "mine.Nine"))
+    )
+    assert (line, key) == (5, "tuner.className")
+    assert "cannot use tuner.className: " in message
+    assert "defines no Nine; write the name of the class there" in message

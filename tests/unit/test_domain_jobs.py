@@ -7,7 +7,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nni_manager.domain.jobs import NEXT, Job, JobEvent, Jobs, JobState
+from nni_manager.domain.jobs import MOST_AHEAD, NEXT, Job, JobEvent, Jobs, JobState
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(JobState, JobEvent)))
@@ -64,6 +64,22 @@ def test_no_job_is_missing_for_a_trial_whose_job_will_be_idle_soon() -> None:
     assert (job.state, jobs.missing) == (JobState.READYING, 0)
 
 
+def test_what_was_given_ahead_follows_in_its_order() -> None:
+    jobs = Jobs()
+    job = jobs.add(Job("env-0"))
+    jobs.note_idle(job, "main-0")
+    jobs.give(job, "t0")
+    for number in range(1, MOST_AHEAD + 1):
+        assert jobs.next_with_room(number) is job
+        assert jobs.next_with_room(number - 1) is None
+        jobs.give_ahead(job, f"t{number}")
+    assert jobs.next_with_room(MOST_AHEAD) is None
+    jobs.free("env-0", "t0")
+    assert job.trial_ids == ("t1", "t2", "t3")
+    jobs.free("env-0", "t2")
+    assert job.trial_ids == ("t1", "t3")
+
+
 def test_an_id_is_never_used_twice_also_after_a_restart() -> None:
     jobs = Jobs()
     jobs.remember("env-6")
@@ -105,18 +121,25 @@ class AnyJobs(RuleBasedStateMachine):
         assert job is not None
         self.jobs.give(job, self.jobs.queue.popleft())
 
-    @precondition(lambda self: self.jobs.queue and self.jobs.next_with_room() is not None)
-    @rule()
-    def give_ahead(self) -> None:
-        job = self.jobs.next_with_room()
-        assert job is not None
+    @precondition(lambda self: self.jobs.queue and self.jobs.next_with_room(MOST_AHEAD) is not None)
+    @rule(most_ahead=st.integers(0, MOST_AHEAD))
+    def give_ahead(self, most_ahead: int) -> None:
+        job = self.jobs.next_with_room(most_ahead)
+        ahead = [len(job.next_ids) for job in self.jobs.live.values() if job.state is JobState.BUSY]
+        assert (job is not None) == (min(ahead) < most_ahead)
+        if job is None:
+            return
+        assert len(job.next_ids) == min(ahead)
         self.jobs.give_ahead(job, self.jobs.queue.popleft())
 
     @precondition(lambda self: self.jobs.live)
-    @rule(number=st.integers(0, 5), which=st.integers(0, 1))
+    @rule(number=st.integers(0, 5), which=st.integers(0, 3))
     def free(self, number: int, which: int) -> None:
         job = self.picked(number)
-        self.jobs.free(job.job_id, (*job.trial_ids, "no trial", "no trial")[which])
+        before = job.trial_ids
+        freed = (*before, *["no trial"] * 4)[which]
+        self.jobs.free(job.job_id, freed)
+        assert job.trial_ids == tuple(trial_id for trial_id in before if trial_id != freed)
 
     @precondition(lambda self: self.jobs.live)
     @rule(number=st.integers(0, 5))
@@ -141,8 +164,9 @@ class AnyJobs(RuleBasedStateMachine):
         assert all(len(job.idle_tasks) == 2 for job in live if job.state is JobState.IDLE)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)
-        assert set(self.jobs._with_room) == {job.job_id for job in busy if job.next_id is None}
-        assert all(job.trial_id is not None for job in live if job.next_id is not None)
+        for ahead, jobs in enumerate(self.jobs._busy):
+            assert set(jobs) == {job.job_id for job in busy if len(job.next_ids) == ahead}
+        assert all(job.trial_id is not None for job in live if job.next_ids)
         assert (self.jobs.busy, self.jobs.staying) == (len(busy), len(busy) + len(free))
 
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nni_manager.config.mistakes import ConfigInvalid
@@ -94,6 +94,13 @@ def test_choices_nest_to_any_depth():
             one("mutable_layer", 1),
             "cannot use x: architecture search (mutable_layer) is not supported; use choice",
         ),
+        ({1: one("choice", 1)["x"]}, 'cannot use 1: a name is text; write "1"'),
+        (
+            one("choice", {"_name": "a", 2: one("choice", 1)["x"]}),
+            'cannot use x[0].2: a name is text; write "2"',
+        ),
+        (one("choice", [b"bytes"]), "is no JSON value; put it in quotes, or write a finite number"),
+        (one("choice", math.inf), "cannot use x[0]: Infinity is no JSON value"),
         (one("choice"), "cannot use x: the choice has no option; list at least one"),
         (
             {"x": {"_type": "choice", "_value": "ab"}},
@@ -191,6 +198,18 @@ def test_a_quantised_value_stays_in_its_range_and_is_its_own_value(low, width, q
     value = quantised.quantised(min(low + width * share, low + width))
     assert low <= value <= low + width
     assert quantised.quantised(value) == value
+
+
+@settings(deadline=None)
+@given(low=st.integers(-1000, 1000), steps=st.integers(1, 200), q=st.integers(1, 50), share=st.floats(0, 1))
+def test_a_quantised_value_is_an_end_of_its_range_or_the_multiple_nearest_to_the_draw(low, steps, q, share):
+    high = low + steps
+    u = low + steps * share
+    value = QUniform(low, high, q).quantised(u)
+    within = range(low + -low % q, high + 1, q)
+    nearest = min((abs(multiple - u) for multiple in within), default=math.inf)
+    assert value in (low, high, *within)
+    assert abs(value - u) <= nearest, "no other value of the support is nearer"
 
 
 SPACE = parse_search_space(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from trial_keeper.host.kernel_files import read_all
+
 ROOT = Path("/")
 # What v1 says for "no limit" is the largest number of pages in bytes, which depends on the machine.
 _NO_LIMIT_FROM = 1 << 60
@@ -159,5 +161,5 @@ def _unescaped(text: str) -> str:
 
 def _read(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return path.read_text(errors="surrogateescape")
+        return os.fsdecode(read_all(str(path)))
     return ""

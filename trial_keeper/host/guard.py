@@ -2,14 +2,21 @@
 
 The kernel's own means, a parent-death signal, reaches the command's first process only and none of what that one started, and
 to set it takes another program's start or a slow fork before each trial. A second process is told by the kernel at once that
-the keeper is gone, whatever ended it: the pipe between them is closed.
+the keeper is gone, whatever ended it: the pipe between them is closed. What it has to do then lies in memory that the two share,
+so that it sleeps until then: a keeper may have hundreds of short trials a minute.
 """
 
+import mmap
 import os
 import signal
 from collections.abc import Iterable
 
 from trial_keeper.host.process import end_marked
+
+# Room for two paths and a number. What is told lies in one of two places, so that a keeper which dies in the middle of a word
+# leaves the one before whole.
+_WORD_BYTES = 16 * 1024
+_LENGTH_BYTES = 4
 
 
 class Guard:
@@ -20,6 +27,7 @@ class Guard:
     """
 
     def __init__(self) -> None:
+        self._told = mmap.mmap(-1, 1 + 2 * _WORD_BYTES)
         read_end, self._pipe = os.pipe()
         told, tell = os.pipe()
         between = os.fork()
@@ -28,7 +36,7 @@ class Guard:
             try:
                 pid = os.fork()
                 if pid == 0:
-                    _become_guard(read_end)
+                    _become_guard(read_end, self._told)
                 os.write(tell, str(pid).encode())
                 code = 0
             finally:
@@ -53,14 +61,21 @@ class Guard:
         os.close(self._pipe)
 
     def _say(self, text: str) -> None:
-        # Shorter than PIPE_BUF, so it arrives whole. Without a guard, which somebody may have killed, the manager sweeps.
-        try:
-            os.write(self._pipe, os.fsencode(text) + b"\0")
-        except BrokenPipeError:
-            return
+        word = os.fsencode(text)
+        place = 1 - self._told[0]
+        start = 1 + place * _WORD_BYTES
+        self._told[start : start + _LENGTH_BYTES + len(word)] = (
+            len(word).to_bytes(_LENGTH_BYTES, "big") + word
+        )
+        self._told[0] = place
 
 
-def _become_guard(read_end: int) -> None:
+def _last_word(told: mmap.mmap) -> str:
+    start = 1 + told[0] * _WORD_BYTES + _LENGTH_BYTES
+    return os.fsdecode(told[start : start + int.from_bytes(told[start - _LENGTH_BYTES : start], "big")])
+
+
+def _become_guard(read_end: int, told: mmap.mmap) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the keeper, whose end it waits for
@@ -71,10 +86,7 @@ def _become_guard(read_end: int) -> None:
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    said, rest = b"", b""
-    while piece := os.read(0, 4096):
-        *whole, rest = (rest + piece).split(b"\0")
-        said = whole[-1] if whole else said
-    session, *markers = os.fsdecode(said).split("\n")
+    os.read(0, 1)  # its end
+    session, *markers = _last_word(told).split("\n")
     if markers:
         end_marked(markers, {int(session)} - {0})

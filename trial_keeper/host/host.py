@@ -17,6 +17,7 @@ from trial_keeper.core.events import (
     Effect,
     Event,
     Exit,
+    ForeseeTrial,
     LogDecision,
     ManagerMoved,
     OpenLink,
@@ -42,9 +43,16 @@ from trial_keeper.core.events import (
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.exit_codes import of_signal
-from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial
+from trial_keeper.host.attempt_files import (
+    Tail,
+    claim_attempt,
+    glimpse_trial,
+    not_writable,
+    read_trial,
+)
 from trial_keeper.host.cgroups import MemoryCgroup
 from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
+from trial_keeper.host.folder_names import FolderNames
 from trial_keeper.host.guard import Guard
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.process import TrialProcess, adopt_orphans, ancestors, descendants
@@ -76,6 +84,8 @@ _GROUP_LOOK_S = 0.05
 # Without a trial nothing grows; whatever brings one says so.
 _IDLE_LOOK_S = 3600.0
 _MANAGER_LOOK_S = 1.0
+# Who else is counted in a control group changes seldom, and short trials begin many times a second.
+_SHARED_MEMORY_LOOK_S = 1.0
 _MESSAGE_BYTES = 4096
 # How a command ends that was killed, and a shell whose command was.
 _KILLED = (-signal.SIGKILL, of_signal(signal.SIGKILL))
@@ -114,6 +124,7 @@ class Host:
         # Before any thread runs. Process 1 needs none: all of its namespace ends with it.
         self._guard = Guard() if os.getpid() != 1 else None
         self._settings = settings
+        self._environ = without_settings(os.environ)
         self._workspace = workspace
         self._task = task
         self._keeper = Keeper(settings, time.monotonic())
@@ -125,9 +136,14 @@ class Host:
         self._current: _Attempt | None = None
         self._left_in_tmp: frozenset[str] | None = None
         """What lies in the temporary folder, while the end of a trial is handled."""
+        self._seen_at_end: frozenset[int] = frozenset()
+        """The processes of this machine, likewise."""
+        self._tmp = FolderNames(tempfile.gettempdir()) if settings.is_reused else None
         self._process: TrialProcess | None = None
         self._news = FileNews()
         self._memory = MemoryCgroup.own()
+        self._shared_memory = False
+        self._shared_memory_at_s = -_SHARED_MEMORY_LOOK_S
         self._stdout = Relay(1) if settings.relay_output else None
         self._stderr = Relay(2)
         self._warm: WarmStarts | None = None
@@ -144,6 +160,7 @@ class Host:
         self._failure: Exception | None = None
         self._done = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline_s = 0.0
         adopt_orphans()
         for number in STOP_SIGNALS:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
@@ -211,13 +228,20 @@ class Host:
     def _set_timer(self) -> None:
         if self._link is None or self._done.is_set():
             return
+        deadline_s = self._keeper.next_deadline_s
         if self._timer is not None:
+            if deadline_s == self._timer_deadline_s:
+                return
             self._timer.cancel()
             self._timer = None
-        deadline_s = self._keeper.next_deadline_s
         if deadline_s is not None:
+            self._timer_deadline_s = deadline_s
             delay_s = max(deadline_s - time.monotonic(), 0.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, TimePassed())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._pass_time)
+
+    def _pass_time(self) -> None:
+        self._timer = None
+        self._handle(TimePassed())
 
     def _note_ended_child(self) -> None:
         self._look_at_process()
@@ -240,6 +264,7 @@ class Host:
         if self._guard is not None:
             self._guard.rest()
         self._left_in_tmp = self._names_in_tmp()  # and so found by a trial that begins with this end
+        self._seen_at_end = process.seen
         in_tmp = self._left_in_tmp - attempt.in_tmp
         if leftovers or in_tmp:
             self._handle(TrialCleared(attempt.key, leftovers, _listed(in_tmp)))
@@ -250,11 +275,15 @@ class Host:
                 exit_code=status if status >= 0 else None,
                 signal=-status if status < 0 else None,
                 sizes=attempt.tail.sizes(self._settings.streams),
-                stderr_tail=attempt.tail.last_text(Stream.STDERR, _MESSAGE_BYTES),
+                stderr_tail=attempt.tail.last_text(Stream.STDERR, _MESSAGE_BYTES) if status else "",
                 out_of_memory=self._memory_shortage(attempt, status),
             )
         )
-        self._left_in_tmp = None
+        self._left_in_tmp, self._seen_at_end = None, frozenset()
+
+    def _names_in_tmp(self) -> frozenset[str]:
+        """What lies in the temporary folder, where the next trial of the job could find it."""
+        return self._tmp.names() if self._tmp is not None else frozenset()
 
     def _memory_shortage(self, attempt: _Attempt, status: int) -> OutOfMemory | None:
         memory = self._memory
@@ -264,20 +293,21 @@ class Host:
             return None  # it may have been another's process, and this trial failed by itself
         return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
 
-    def _shares_memory(self) -> bool:
-        """Whether others are counted in this keeper's control group, as on a laptop; in a container it has one of its own."""
+    def _shares_memory(self, longest_ago_s: float = 0.0) -> bool:
+        """Whether others are counted in this keeper's control group, as on a laptop; in a container it has one of its own.
+
+        As it was when that was last looked at, if that is no longer ago.
+        """
         if self._memory is None or os.getpid() == 1:
             return False
+        now_s = time.monotonic()
+        if now_s < self._shared_memory_at_s + longest_ago_s:
+            return self._shared_memory
         known = {os.getpid(), *ancestors(), *descendants((os.getpid(),))}
         if self._guard is not None:
             known.add(self._guard.pid)
-        return not self._memory.pids() <= known
-
-    def _names_in_tmp(self) -> frozenset[str]:
-        """What lies in the temporary folder, where the next trial of the job could find it."""
-        with contextlib.suppress(OSError):
-            return frozenset(os.listdir(tempfile.gettempdir())) if self._settings.is_reused else frozenset()
-        return frozenset()
+        self._shared_memory_at_s, self._shared_memory = now_s, not self._memory.pids() <= known
+        return self._shared_memory
 
     @property
     def _watched_streams(self) -> set[Stream]:
@@ -353,6 +383,10 @@ class Host:
                     self._open_link(effect)
                 case PrepareTrial():
                     self._prepare(effect.trial_id)
+                case ForeseeTrial():
+                    if self._warm is not None:
+                        # The trial that runs comes first, and what is to be told of it.
+                        asyncio.get_running_loop().call_soon(self._foresee, effect.trial_id)
                 case SpawnTrial():
                     self._spawn(self._attempts[effect.key])
                 case SignalTrial():
@@ -385,11 +419,28 @@ class Host:
         self._attempts[key] = _Attempt(key, trial, folder)
         self._handle(TrialAssigned(key))
 
+    def _foresee(self, trial_id: str) -> None:
+        """Let the next trial's process get ready as far as that can be done without its folder."""
+        trial = glimpse_trial(self._workspace, trial_id, self._settings.command)
+        folder = self._workspace.attempt(AttemptKey(trial_id, 0, self._task))
+        # One that is begun anew, or unpacks its code first, starts without.
+        if (
+            self._warm is None
+            or trial is None
+            or trial.code_snapshot is not None
+            or os.path.lexists(folder.path)
+        ):
+            return
+        self._warm.foresee(trial, folder, self._environ_of(trial, folder))
+
+    def _environ_of(self, trial: TrialDocument, folder: AttemptFolder) -> dict[str, str]:
+        return trial_environ(self._environ, self._settings.experiment_id, trial, folder, self._workspace)
+
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
         attempt.oom_kills = self._memory.oom_kills() if self._memory is not None else 0
         attempt.in_tmp = self._names_in_tmp() if self._left_in_tmp is None else self._left_in_tmp
-        environ = trial_environ(os.environ, self._settings.experiment_id, trial, folder, self._workspace)
+        environ = self._environ_of(trial, folder)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
         if self._guard is not None:
@@ -399,19 +450,23 @@ class Host:
         if self._warm is not None:
             self._warm.prepare(trial.command)
             spared, warm_pid = self._warm.spared, self._warm.start(trial, folder, environ)
+        began_s, began_at_s = time.monotonic(), time.time()
         try:
             if warm_pid is not None:
-                self._process = TrialProcess.of(warm_pid, spared, sys_dir=str(folder.path))
+                self._process = TrialProcess.of(
+                    warm_pid, spared, sys_dir=str(folder.path), bystanders=self._seen_at_end
+                )
             else:
                 self._process = TrialProcess.started(
-                    trial.command, trial.code_dir, environ, stdout, stderr, spared
+                    trial.command, trial.code_dir, environ, stdout, stderr, spared, self._seen_at_end
                 )
+                began_s, began_at_s = time.monotonic(), time.time()
         except KeeperError as error:
             self._handle(SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
         if self._guard is not None:
             self._guard.watch(markers, self._process.pid)
-        attempt.shares_memory = self._shares_memory()  # only now: the trial runs already
+        attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_LOOK_S)  # only now: the trial runs already
         self._current = attempt
         attempt.sampler = UsageSampler(
             attempt.key,
@@ -430,8 +485,8 @@ class Host:
         if self._link is not None:
             self._link.pace_logs(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
-        attempt.spawned_s = time.monotonic()
-        self._handle(TrialSpawned(attempt.key, time.time(), how))
+        attempt.spawned_s = began_s
+        self._handle(TrialSpawned(attempt.key, began_at_s, how))
         self._watch_usage()
 
     def _watch_usage(self) -> None:
@@ -458,8 +513,8 @@ class Host:
         """What the trials of this job have in common of their environment."""
         nothing = TrialDocument("", 0, "", "")
         folder = AttemptFolder(self._workspace.root)
-        whole = trial_environ(os.environ, self._settings.experiment_id, nothing, folder, self._workspace)
-        return without_settings(os.environ) | {"PYTHONPATH": whole["PYTHONPATH"]}
+        whole = self._environ_of(nothing, folder)
+        return self._environ | {"PYTHONPATH": whole["PYTHONPATH"]}
 
     def _opened_link(self) -> "ManagerLink":
         if self._link is None:

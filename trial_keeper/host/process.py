@@ -20,6 +20,7 @@ from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
+from trial_keeper.host.kernel_files import read_all
 from trial_keeper.wire.workspace import MARKER
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -63,6 +64,8 @@ class TrialProcess:
         self, pid: int, sys_dir: str | None, spared: Collection[int], bystanders: frozenset[int]
     ) -> None:
         """For `started` and `of`. `bystanders` were there before the trial."""
+        self.seen: frozenset[int] = frozenset()
+        """When it has ended: the processes that were there then, so before any trial that begins now. Empty if nobody looked."""
         self.pid = pid
         self._sys_dir = sys_dir
         self._spared = frozenset(spared)
@@ -84,15 +87,17 @@ class TrialProcess:
         stdout: Path,
         stderr: Path,
         spared: Collection[int] = (),
+        bystanders: frozenset[int] = frozenset(),
     ) -> "TrialProcess":
         """Start bash with a command; stdout and stderr are appended to files.
 
-        The files are the child's own descriptors: it never waits for its keeper and never dies of a broken pipe.
+        The files are the child's own descriptors: it never waits for its keeper and never dies of a broken pipe. `bystanders`,
+        where they are known: the processes that are there now.
 
         Raises:
             CommandNotStarted: there is no bash, the code folder cannot be entered, or no system takes such a command.
         """
-        bystanders = _all_pids()
+        bystanders = bystanders or _all_pids()
         with _raised_oom_score():
             popen = _popen(command, code_dir, environ, stdout, stderr)
         trial = cls(popen.pid, environ.get(MARKER), spared, bystanders)
@@ -100,15 +105,23 @@ class TrialProcess:
         return trial
 
     @classmethod
-    def of(cls, pid: int, spared: Collection[int] = (), *, sys_dir: str | None = None) -> "TrialProcess":
+    def of(
+        cls,
+        pid: int,
+        spared: Collection[int] = (),
+        *,
+        sys_dir: str | None = None,
+        bystanders: frozenset[int] = frozenset(),
+    ) -> "TrialProcess":
         """A child that runs already, as a fork of a warm interpreter does.
 
         `sys_dir` is its attempt's folder, which its own environment in /proc need not show, but that of what it starts does.
+        `bystanders`, where they are known: the processes that were there when it began.
         """
         own = _oom_score()
         if own is not None:
             _set_oom_score(str(pid), min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
-        return cls(pid, sys_dir, spared, _all_pids())
+        return cls(pid, sys_dir, spared, bystanders or _all_pids())
 
     def poll(self) -> int | None:
         """None while it runs; afterwards its exit code, or -n for signal n.
@@ -154,7 +167,12 @@ class TrialProcess:
     def _signal_group(self, number: int) -> None:
         # A process that became another user's is beyond reach.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                # In its first moment the fork of a warm interpreter leads no group yet.
+                if self._status is None:
+                    os.kill(self.pid, number)
 
     def _group_lives(self) -> bool:
         try:
@@ -204,11 +222,12 @@ class TrialProcess:
     def _living(self) -> list[int]:
         found = set(descendants((os.getpid(),)))
         if self._spared:
-            found = {pid for pid in found if _session_of(pid) not in self._spared}
+            found = {pid for pid in found if pid == self.pid or _session_of(pid) not in self._spared}
         if self._cgroup is not None:
             found.update(self._cgroup.pids())
         if self._sys_dir is not None and os.getpid() != 1:
-            found.update(marked((self._sys_dir,), _all_pids() - self._bystanders))
+            self.seen = _all_pids()
+            found.update(marked((self._sys_dir,), self.seen - self._bystanders))
         return [pid for pid in found if not _is_dead(pid)]
 
 
@@ -237,8 +256,8 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
     found = []
     for pid in pids:
         # It may be gone, or another user's.
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            environ = b"\0%b\0" % file.read()
+        with contextlib.suppress(OSError):
+            environ = b"\0%b\0" % read_all(f"/proc/{pid}/environ")
             if any(entry in environ for entry in wanted):
                 found.append(pid)
     return found
@@ -260,8 +279,7 @@ def ancestors() -> list[int]:
     found = [os.getppid()]
     with contextlib.suppress(OSError):
         while found[-1] > 1:
-            with open(f"/proc/{found[-1]}/stat", "rb") as file:
-                found.append(int(_fields_of(file.read())[1]))
+            found.append(int(_fields_of(read_all(f"/proc/{found[-1]}/stat"))[1]))
     return found
 
 
@@ -269,8 +287,7 @@ def _children(pid: int) -> list[int]:
     children: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                children += map(int, file.read().split())
+            children += map(int, read_all(f"/proc/{pid}/task/{thread}/children").split())
     except OSError:
         if os.path.exists("/proc/thread-self/children"):
             return children  # it, or one of its threads, is gone
@@ -331,8 +348,7 @@ def _kill(pid: int) -> bool:
 def _is_dead(pid: int) -> bool:
     """Whether there is no such process, or only its entry until somebody waits for it."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
+        stat = read_all(f"/proc/{pid}/stat")
     except OSError:
         return True
     return _fields_of(stat)[0] in b"ZX"
@@ -353,13 +369,18 @@ def _session_of(pid: int) -> int | None:
 
 
 def _command_line(pid: int) -> str:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read().replace(b"\0", b" ").decode(errors="replace").strip()[:_LONGEST_SHOWN]
+    with contextlib.suppress(OSError):
+        return (
+            read_all(f"/proc/{pid}/cmdline")
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()[:_LONGEST_SHOWN]
+        )
     return ""
 
 
 def _all_pids() -> frozenset[int]:
-    return frozenset(int(name) for name in os.listdir("/proc") if name.isdecimal())
+    return frozenset(map(int, filter(str.isdecimal, os.listdir("/proc"))))
 
 
 @contextlib.contextmanager
@@ -379,8 +400,8 @@ def _raised_oom_score() -> Iterator[None]:
 
 
 def _oom_score() -> int | None:
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj") as file:
-        return int(file.read())
+    with contextlib.suppress(OSError):
+        return int(read_all("/proc/self/oom_score_adj"))
     return None
 
 

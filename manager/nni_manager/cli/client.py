@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
-from http.client import IncompleteRead
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.own_http import causes_of, keep_to_own, stranger_in
 from nni_manager.store.folders import ManagerProcess
 
 if TYPE_CHECKING:
@@ -16,15 +13,8 @@ if TYPE_CHECKING:
 
 # The manager answers in milliseconds; a machine under full load gets some patience.
 _ANSWER_WITHIN_S = 10.0
-# What the other end's closing looks like, in the words of the system, of TLS and of HTTP.
-_CLOSED = (
-    ConnectionResetError,
-    ConnectionAbortedError,
-    BrokenPipeError,
-    ssl.SSLEOFError,
-    ssl.SSLZeroReturnError,
-    IncompleteRead,
-)
+# A change is answered when the tuner knows of it, and that may be busy with a suggestion.
+_CHANGED_WITHIN_S = 120.0
 
 
 class ManagerSilent(TryAgain):
@@ -77,17 +67,42 @@ class ManagerClient:
         """
         return self._ask("DELETE", path, names)
 
-    def _ask(self, verb: str, path: str, names: tuple[str, ...]) -> Any:
+    def put(self, path: str, document: Any, **query: str) -> Any:
+        """Change something to what the document says; as with `get`.
+
+        Raises:
+            ManagerSilent: nobody answers, or another program does.
+            RequestRefused: the manager's own words.
+        """
+        return self._ask("PUT", path, (), within_s=_CHANGED_WITHIN_S, json=document, params=query)
+
+    def post(self, path: str, *names: str, document: Any = None) -> Any:
+        """Begin something, with the document that it is made of; as with `get`.
+
+        Raises:
+            ManagerSilent: nobody answers, or another program does.
+            RequestRefused: the manager's own words.
+        """
+        return self._ask("POST", path, names, within_s=_CHANGED_WITHIN_S, json=document)
+
+    def _ask(
+        self,
+        verb: str,
+        path: str,
+        names: tuple[str, ...],
+        within_s: float = _ANSWER_WITHIN_S,
+        **options: Any,
+    ) -> Any:
         import requests
 
         # No quoting keeps these from naming something else: a folder above, or all there is.
         assert not {"", ".", ".."} & set(names), names
         url = "/".join((self.url + path, *(quote(name, safe="") for name in names)))
         try:
-            answer = self._session.request(verb, url, timeout=_ANSWER_WITHIN_S)
+            answer = self._session.request(verb, url, timeout=within_s, **options)
             document = answer.json()
         except requests.Timeout as error:
-            raise self._silent(f"no answer within {_ANSWER_WITHIN_S:.0f} s") from error
+            raise self._silent(f"no answer within {within_s:.0f} s") from error
         except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
             raise self._unheard(error) from error
         except requests.RequestException as error:
@@ -100,14 +115,29 @@ class ManagerClient:
         raise RequestRefused(str(problem))
 
     def _unheard(self, error: requests.RequestException) -> ManagerSilent:
+        import ssl
+        from http.client import IncompleteRead
+
         import requests
+
+        from nni_manager.own_http import causes_of, stranger_in
+
+        # What the other end's closing looks like, in the words of the system, of TLS and of HTTP.
+        closed = (
+            ConnectionResetError,
+            ConnectionAbortedError,
+            BrokenPipeError,
+            ssl.SSLEOFError,
+            ssl.SSLZeroReturnError,
+            IncompleteRead,
+        )
 
         if (stranger := stranger_in(error)) is not None:
             return self._silent(str(stranger))
         causes = tuple(causes_of(error))
         if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
             return self._silent("nobody listens there")
-        if any(isinstance(cause, _CLOSED) for cause in causes):
+        if any(isinstance(cause, closed) for cause in causes):
             # It had to make room for others, or has just ended.
             return self._silent("the connection was closed before it had answered", ConnectionClosed)
         if isinstance(error, requests.exceptions.SSLError):
@@ -126,9 +156,11 @@ class ManagerClient:
 
 def session_with(process: ManagerProcess) -> requests.Session:
     """What lets the owner of the experiment in, and speaks to nobody but its manager."""
-    # Costs 100 ms, which only the commands that talk to a manager pay.
+    # All this costs 150 ms, which only the commands that talk to a manager pay.
     import requests
     from requests.adapters import HTTPAdapter
+
+    from nni_manager.own_http import keep_to_own
 
     session = requests.Session()
     # A proxy of the environment cannot reach this machine's loopback, and .netrc has another token.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,29 @@ class KnownExperiment:
         client = self.client()
         return stored_trials(self.folder) if client is None else client.get("/trial-jobs")
 
+    def trial_list(self) -> Sequence[dict[str, Any]]:
+        """Of all trials what a list shows, as `trials` names it. It costs the manager nothing, unless nobody else can tell."""
+        return self.trials() if self.problem else stored_list(self.folder)
+
+    def trial_id(self, given: str) -> str:
+        """The id of the trial that a command line means: by its id, or by the beginning of it.
+
+        Raises:
+            UserMistake: there is no such trial, or there are several.
+        """
+        self.check_trial_id(given)
+        if self.problem:
+            return given  # its manager knows
+        found = stored_ids(self.folder, given)
+        if len(found) > 1:
+            raise UserMistake(
+                f"cannot tell which trial {given!r} is; write more of one of {', '.join(found)}, as "
+                f"`nnictl trial ls {self.experiment_id}` shows them"
+            )
+        if not found:
+            raise self._unknown(given)
+        return found[0]
+
     def trial(self, trial_id: str) -> dict[str, Any]:
         """One trial, from its manager or from what is stored.
 
@@ -77,6 +100,14 @@ class KnownExperiment:
         if found is None:
             raise self._unknown(trial_id) from unknown
         return found
+
+    def trial_is_over(self, trial_id: str) -> bool:
+        """Whether the trial, which there is, is over."""
+        from nni_manager.store.store import StoreReader
+
+        with StoreReader(self.folder.database) as reader:
+            found = reader.trial(trial_id)
+        return found is None or found.state.is_final
 
     def check_trial_id(self, trial_id: str) -> None:
         """See that no trial but one is meant: the id becomes a part of addresses and of paths.
@@ -243,9 +274,45 @@ def stored_trials(folder: ExperimentFolder) -> list[dict[str, Any]]:
     """All trials of an experiment without a manager."""
     from nni_manager.engine.picture import Picture
     from nni_manager.engine.views import trial_view
+    from nni_manager.store.store import StoreReader
 
-    picture = Picture.stored(folder)
-    return [trial_view(picture, trial) for trial in picture.experiment.trials.values()]
+    picture = Picture.stored(folder, has_trials=False)
+    with StoreReader(folder.database) as reader:
+        return [trial_view(picture, trial) for trial in reader.trials()]
+
+
+def stored_list(folder: ExperimentFolder) -> list[dict[str, Any]]:
+    """What a list shows of all trials, read beside a manager that may run."""
+    import json
+
+    from nni_manager.store.store import StoreReader
+
+    def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+        began, ended = row["started_at_s"], row["ended_at_s"]
+        return {
+            "sequenceId": row["sequence_id"],
+            "id": row["trial_id"],
+            "state": row["state"],
+            "parameters": json.loads(row["parameters"]),
+            "value": row["value"],
+            "startTime": None if began is None else began * 1000,
+            "endTime": None if ended is None else ended * 1000,
+            "reason": row["reason"],
+            "exitCode": row["exit_code"],
+            "message": row["message"],
+            "warning": row["warning"],
+        }
+
+    with StoreReader(folder.database) as reader:
+        return [shown(row) for row in reader.trial_list()]
+
+
+def stored_ids(folder: ExperimentFolder, beginning: str, most: int = 2) -> list[str]:
+    """The one trial of this id, or some whose ids begin so; read beside a manager that may run."""
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(folder.database) as reader:
+        return reader.trial_ids(beginning, most)
 
 
 def stored_trial(folder: ExperimentFolder, trial_id: str) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nni_manager.cli import output
+from nni_manager.cli.options import example
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service, StateFolder
@@ -36,7 +37,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @openpai.command(
-    epilog="\b\nExample:\n  nnictl openpai start\n  nnictl openpai start --port 9999 --storage /mnt/team --storage data=/srv/data"
+    epilog=example(
+        "nnictl openpai start",
+        "nnictl openpai start --port 9999 --storage /mnt/team --storage data=/srv/data",
+    )
 )
 @click.option(
     "--port", "-p", type=click.IntRange(1, 65535), metavar="N", help="Port of the API.  [default: 9186]"
@@ -93,7 +97,7 @@ def start(
     _show(found, as_json, "OpenPAI runs on this machine already")
 
 
-@openpai.command("stop-service", epilog="\b\nExample:\n  nnictl openpai stop-service")
+@openpai.command("stop-service", epilog=example("nnictl openpai stop-service"))
 @_state_dir
 def stop_service(state_dir: Path | None) -> None:
     """End it. Tasks that run go on, and the next start finds them."""
@@ -109,7 +113,7 @@ def stop_service(state_dir: Path | None) -> None:
     )
 
 
-@openpai.command(epilog="\b\nExample:\n  nnictl openpai status\n  nnictl openpai status --json")
+@openpai.command(epilog=example("nnictl openpai status", "nnictl openpai status --json"))
 @_state_dir
 @_json
 def status(state_dir: Path | None, as_json: bool) -> int:

@@ -7,13 +7,14 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nni_manager.cli import output
+from nni_manager.cli.options import Command, example
 from nni_manager.errors import TryAgain, UserMistake
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ _FOLLOW_EVERY_S = 2.0
 # What a log of a task that has just been started needs to come into being.
 _LOG_WITHIN_S = 60.0
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-
-_Command = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +45,8 @@ class Access:
             ConfigInvalid: the experiment file cannot be used.
         """
         from nni_manager.config.model import LOCAL_HOST
-        from nni_manager.training_services.openpai.rest import OpenPai, Patience
+        from nni_manager.training_services.openpai.rest import OpenPai
+        from nni_manager.training_services.patience import Patience
 
         patience = Patience(tries=3)
         if self.config is not None:
@@ -81,7 +81,7 @@ class Access:
         return OpenPai(host, user, token=token, password=password, patience=patience)
 
 
-def _on_a_cluster(command: _Command) -> _Command:
+def _on_a_cluster(command: Command) -> Command:
     """Options that say which cluster is meant; the command gets an `Access`."""
 
     @functools.wraps(command)
@@ -90,7 +90,7 @@ def _on_a_cluster(command: _Command) -> _Command:
     ) -> Any:
         return command(Access(host, user, token, config), **rest)
 
-    made: _Command = with_access
+    made: Command = with_access
     for option in (
         click.option("--token", metavar="TOKEN", help="Your token there; OPENPAI_TOKEN is better, which other users cannot see."),
         click.option("--user", metavar="USER", help="Your account there, or OPENPAI_USER."),
@@ -108,14 +108,10 @@ _job = click.argument("job", metavar="JOB")
 _file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 
 
-def _example(*lines: str) -> str:
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 # ---- jobs in
 
 
-@click.command(epilog=_example("nnictl openpai submit job.yml --config config.yml"))
+@click.command(epilog=example("nnictl openpai submit job.yml --config config.yml"))
 @_on_a_cluster
 @_file
 @click.option(
@@ -140,7 +136,7 @@ def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> No
     output.info(f"OpenPAI has taken job {name}; `nnictl openpai show {name}` shows how it is")
 
 
-@click.command(epilog=_example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
+@click.command(epilog=example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
 @_file
 @_json
 def validate(file: Path, as_json: bool) -> int:
@@ -192,7 +188,7 @@ def _warnings(job: RenderedJob) -> list[str]:
 
 @click.command(
     "jobs",
-    epilog=_example("nnictl openpai jobs --state RUNNING,WAITING", "nnictl openpai jobs --keyword nni_exp"),
+    epilog=example("nnictl openpai jobs --state RUNNING,WAITING", "nnictl openpai jobs --keyword nni_exp"),
 )
 @_on_a_cluster
 @click.option("--state", "states", metavar="STATES", default="", help="Only these, with commas between them.")
@@ -247,10 +243,10 @@ def list_jobs(
         ]
         for row in rows
     ]
-    output.console().print(output.table(headings, cells))
+    output.print_table(headings, cells)
 
 
-@click.command(epilog=_example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
+@click.command(epilog=example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
 @_on_a_cluster
 @_job
 @_json
@@ -286,10 +282,10 @@ def show(access: Access, job: str, as_json: bool) -> None:
     ]
     if cells:
         output.plain()
-        output.console().print(output.table(["task", "state", "address", "exit code", "retries"], cells))
+        output.print_table(["task", "state", "address", "exit code", "retries"], cells)
 
 
-@click.command(epilog=_example("nnictl openpai export train --config config.yml --output job.yml"))
+@click.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))
 @_on_a_cluster
 @_job
 @click.option(
@@ -310,7 +306,7 @@ def export(access: Access, job: str, target: Path | None) -> None:
 # ---- jobs stopped
 
 
-@click.command(epilog=_example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
+@click.command(epilog=example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
 @_on_a_cluster
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
 def stop(access: Access, jobs: Sequence[str]) -> None:
@@ -325,7 +321,7 @@ def stop(access: Access, jobs: Sequence[str]) -> None:
 
 
 @click.command(
-    epilog=_example(
+    epilog=example(
         "nnictl openpai logs train", "nnictl openpai logs train --task worker-1 --stream stderr -f"
     )
 )

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,11 +16,12 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 RULE = "-" * 84
 # A pipe has no width; this one fits a log viewer and still shows the parameters of most trials on one line.
 _PIPE_COLUMNS = 140
+# In a narrower last column nobody could read anything; the terminal's own way of going on below is better.
+_LEAST_COLUMNS = 20
 
 
 def info(message: str) -> None:
@@ -36,6 +39,12 @@ def error(message: str) -> None:
     _say("ERROR", "red", " ".join(message.split()), sys.stderr)
 
 
+def trial_warning(trial: Mapping[str, Any]) -> None:
+    """What a trial's user should know of it; nothing where there is nothing."""
+    for line in trial["warning"].splitlines():
+        warning(f"trial {trial['id']}: {line}")
+
+
 def plain(text: str = "") -> None:
     """A line as it is, on stdout."""
     with _unless_nobody_reads():
@@ -45,6 +54,12 @@ def plain(text: str = "") -> None:
 def print_json(document: Any) -> None:
     """A document as indented JSON, on stdout."""
     plain(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+def print_json_lines(entries: Sequence[Any]) -> None:
+    """A long list as JSON with a line for each entry, on stdout: a quarter of the time that indenting takes."""
+    lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
+    plain("[\n" + ",\n".join(lines) + "\n]" if lines else "[]")
 
 
 def is_hangup(problem: OSError) -> bool:
@@ -73,28 +88,68 @@ def _unless_nobody_reads() -> Iterator[None]:
 
 
 def console() -> Console:
-    """Where tables and the live view go."""
+    """Where the live view goes."""
     # Costs 40 ms, which only the commands that draw something pay.
     from rich.console import Console
 
-    fixed = sys.stdout.isatty() or os.environ.get("COLUMNS")
-    return Console(highlight=False, width=None if fixed else _PIPE_COLUMNS)
+    return Console(highlight=False)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> Table:
-    """A table without a frame. Columns named in `right` are numbers. Text is shown as it is, brackets and all."""
-    from rich.table import Table
-    from rich.text import Text
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """A table without a frame, on stdout. Columns named in `right` are numbers; the last one takes several lines when it must.
 
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for position, heading in enumerate(headings):
-        is_last = position == len(headings) - 1
-        made.add_column(
-            heading, justify="right" if heading in right else "left", no_wrap=not is_last, overflow="fold"
+    Ten thousand rows cost a tenth of a second, where a library's table takes ten.
+    """
+    lines = _aligned(headings, rows, right)
+    is_bold = sys.stdout.isatty() and _color() is None
+    lines[0] = click.style(lines[0], bold=True) if is_bold else lines[0]
+    # All at once: each write of its own to a terminal is a flush.
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> list[str]:
+    cells = [list(headings), *([_on_one_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)][:-1]
+    to_the_right = [heading in right for heading in headings[:-1]]
+    room = _columns() - sum(widths) - 2 * len(widths)
+    lines = []
+    for row in cells:
+        begin = "  ".join(
+            " " * (width - _width(cell)) + cell if is_right else cell + " " * (width - _width(cell))
+            for cell, width, is_right in zip(row, widths, to_the_right, strict=False)
         )
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    return made
+        begin = begin + "  " if widths else begin
+        last = row[-1]
+        if len(last) <= room or room < _LEAST_COLUMNS:
+            lines.append((begin + last).rstrip())
+            continue
+        first, *more = textwrap.wrap(last, room, break_on_hyphens=False)
+        lines += [begin + first, *(" " * _width(begin) + piece for piece in more)]
+    return lines
+
+
+def _on_one_line(text: str) -> str:
+    """What a terminal shows as it is: a trial's words may hold what would move its cursor, or change its title."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else " " if each.isspace() else repr(each)[1:-1] for each in text
+    )
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    # Costs 20 ms, which only those pay who have such letters.
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _columns() -> int:
+    fixed = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    return shutil.get_terminal_size().columns if fixed else _PIPE_COLUMNS
 
 
 def clock(seconds: float) -> str:
@@ -129,4 +184,6 @@ def parameters(values: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) or type(value) is int:
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)

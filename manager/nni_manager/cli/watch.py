@@ -165,6 +165,8 @@ class _Lines:
         parts = [f"{of_all(summary)} ended", f"{summary['counts']['RUNNING']} running"]
         if summary["best"] is not None:
             parts.append(f"best {output.number(summary['best']['value'])} (trial {summary['best']['id']})")
+        if left := time_left(summary):
+            parts.append(left)
         state = "" if summary["status"] == "RUNNING" else f" {summary['status']}"
         output.plain(f"[{output.clock(summary['elapsedS'])}]{state} {', '.join(parts)}")
 
@@ -212,7 +214,9 @@ def draw(summary: Summary) -> RenderableType:
         for state, count in counts
     ]
     grid.add_row("" if limit else "trials", Text.assemble(*pieces) if pieces else Text("none yet"))
-    grid.add_row("time", Text(_time(summary)))
+    grid.add_row(
+        "time", Text(", ".join(filter(None, (output.clock(summary["elapsedS"]), time_left(summary)))))
+    )
     best = summary["best"]
     if best is not None:
         grid.add_row(
@@ -230,16 +234,25 @@ def draw(summary: Summary) -> RenderableType:
     return grid
 
 
-def _time(summary: Summary) -> str:
+def time_left(summary: Summary) -> str:
+    """How long it still takes, in words; empty when nobody can tell, or it is over.
+
+    To the time limit, or, should that come first, until all trials have ended if they go on as they did.
+    """
     elapsed, limit = summary["elapsedS"], summary["maxExecDurationS"]
-    left = "" if limit is None else f", {output.clock(limit - elapsed)} left"
-    return f"{output.clock(elapsed)}{left}"
+    count, most = ended(summary), summary["maxTrialNum"]
+    if summary["status"] in _OVER:
+        return ""
+    trials_s = elapsed / count * (most - count) if most is not None and count else None
+    if trials_s is not None and (limit is None or trials_s < limit - elapsed):
+        return f"about {output.clock(trials_s)} left"
+    return "" if limit is None else f"{output.clock(limit - elapsed)} left"
 
 
 def trial_cells(trial: Document) -> list[str]:
     """A trial as a row: value, how long it took, parameters; and, where there is no value, what went wrong."""
     duration = ""
-    if "startTime" in trial and "endTime" in trial:
+    if trial.get("startTime") is not None and trial.get("endTime") is not None:
         duration = output.duration((trial["endTime"] - trial["startTime"]) / 1000)
     parameters = output.parameters(trial["parameters"])
     if trial["state"] == "FAILED":
@@ -259,7 +272,7 @@ def show_results(summary: Summary, known: KnownExperiment) -> None:
         ]
         headings = ["#", "trial", "value", "time", "parameters"]
         output.plain()
-        output.console().print(output.table(headings, rows, right=("#", "value", "time")))
+        output.print_table(headings, rows, right=("#", "value", "time"))
         output.plain()
     name = known.experiment_id
     output.plain(f"All trials:       nnictl trial ls {name}")

@@ -5,19 +5,21 @@ Source: NNI v3.0 documentation of the built-in tuners. `seed` is our addition.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict, field_validator, model_validator
 
 from nni_manager.config.mistakes import key_of, remedy_for_unknown, shown
 from nni_manager.config.model import OptimizeMode
-from nni_manager.config.schema import Schema, must_be
-from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace
+from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
+from nni_manager.config.schema import Schema, must_be, refusal
+from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace, contains
 
 # They search for architectures of networks, or lean on libraries that nobody keeps up.
 _TUNERS_LEFT_OUT = ("DNGOTuner", "NetworkMorphism", "PPOTuner", "RegularizedEvolutionTuner")
-_TUNERS_TO_COME = ("BOHB", "PBTTuner")
 
 
 class RandomArgs(Schema):
@@ -51,6 +53,43 @@ class HyperbandArgs(RandomArgs):
     R: int = must_be("a whole number from 1 to 99999", "60", 60, ge=1, le=99999)
     eta: int = must_be("a whole number from 2 to 100", "3", 3, ge=2, le=100)
     exec_mode: Literal["parallelism"] = must_be("parallelism", "parallelism", "parallelism")
+
+
+class BohbArgs(RandomArgs):
+    """classArgs of BOHB, an advisor in NNI's words.
+
+    `top_n_percent`, `bandwidth_factor` and `min_bandwidth` are accepted and change nothing: Optuna's model has its own rules.
+    """
+
+    min_budget: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
+    max_budget: int = must_be("a whole number from 1 to 99999", "27", 3, ge=1, le=99999)
+    eta: int = must_be("a whole number from 2 to 100", "3", 3, ge=2, le=100)
+    min_points_in_model: int | None = must_be("a whole number from 1 to 99999", "5", None, ge=1, le=99999)
+    top_n_percent: int = must_be("a whole number from 1 to 99", "15", 15, ge=1, le=99)
+    num_samples: int = must_be("a whole number from 1 to 99999", "64", 64, ge=1, le=99999)
+    random_fraction: float = must_be("a number from 0 to 1", "0.33", 0.33, ge=0, le=1)
+    bandwidth_factor: float = must_be("a number above 0", "3", 3.0, gt=0)
+    min_bandwidth: float = must_be("a number above 0", "0.001", 0.001, gt=0)
+
+    @model_validator(mode="after")
+    def _has_room(self) -> BohbArgs:
+        if self.min_budget > self.max_budget:
+            raise refusal(
+                f"cannot use BOHB: min_budget {self.min_budget} is above max_budget {self.max_budget}; swap them"
+            )
+        return self
+
+
+class PbtArgs(RandomArgs):
+    """classArgs of PBTTuner. Without `all_checkpoint_dir`, checkpoints lie in the experiment's workspace."""
+
+    all_checkpoint_dir: str | None = must_be(
+        "an absolute path, as trials see it", "/mnt/checkpoints", None, pattern=r"^/"
+    )
+    population_size: int = must_be("a whole number from 1 to 99999", "10", 10, ge=1, le=99999)
+    factor: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
+    resample_probability: float = must_be("a number from 0 to 1", "0.25", 0.25, ge=0, le=1)
+    fraction: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
 
 
 class _ModelArgs(RandomArgs):
@@ -93,6 +132,13 @@ class SmacArgs(RandomArgs):
     config_dedup: bool = must_be("true or false", "true", False)
 
 
+class GpSamplerArgs(RandomArgs):
+    """classArgs of GP, by Optuna's names."""
+
+    n_startup_trials: int = must_be("a whole number from 1 to 99999", "10", 10, ge=1, le=99999)
+    deterministic_objective: bool = must_be("true or false", "false", False)
+
+
 class CmaEsArgs(RandomArgs):
     """classArgs of CmaEs, by Optuna's names."""
 
@@ -131,7 +177,12 @@ CLASS_ARGS: dict[str, type[RandomArgs]] = {
     "CmaEs": CmaEsArgs,
     "NSGAII": NsgaIiArgs,
     "QMC": QmcArgs,
+    "GP": GpSamplerArgs,
+    "BOHB": BohbArgs,
+    "PBTTuner": PbtArgs,
 }
+ADVISORS = ("Hyperband", "BOHB")
+"""Those of the tuners that are advisors in NNI's words."""
 
 
 class AssessorArgs(Schema):
@@ -189,6 +240,44 @@ class HyperbandPrunerArgs(AssessorArgs):
     bootstrap_count: int = must_be("a whole number from 0 on", "0", 0, ge=0)
 
 
+class PatientPrunerArgs(AssessorArgs):
+    """classArgs of PatientPruner, by Optuna's names. `wrapped_pruner` is one of ours by name, with its defaults."""
+
+    patience: int = must_be("a whole number from 0 on", "3", ge=0)
+    min_delta: float = must_be("a number from 0 on", "0.01", 0.0, ge=0)
+    wrapped_pruner: Literal["MedianPruner", "SuccessiveHalvingPruner"] | None = must_be(
+        "MedianPruner or SuccessiveHalvingPruner", "MedianPruner", None
+    )
+
+
+class ThresholdPrunerArgs(AssessorArgs):
+    """classArgs of ThresholdPruner, by Optuna's names; at least one of `lower` and `upper` is needed."""
+
+    lower: float | None = must_be("a number", "0.1", None)
+    upper: float | None = must_be("a number", "10", None)
+    n_warmup_steps: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+    interval_steps: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+
+    @model_validator(mode="after")
+    def _has_a_threshold(self) -> ThresholdPrunerArgs:
+        if self.lower is None and self.upper is None:
+            raise refusal(
+                "cannot use ThresholdPruner without a threshold; write lower, upper or both into assessor.classArgs"
+            )
+        if self.lower is not None and self.upper is not None and self.lower > self.upper:
+            raise refusal(
+                f"cannot use assessor.classArgs: lower {self.lower} is above upper {self.upper}; swap them"
+            )
+        return self
+
+
+class WilcoxonPrunerArgs(AssessorArgs):
+    """classArgs of WilcoxonPruner, by Optuna's names."""
+
+    p_threshold: float = must_be("a number from 0 to 1", "0.1", 0.1, ge=0, le=1)
+    n_startup_steps: int = must_be("a whole number from 0 on", "2", 2, ge=0)
+
+
 ASSESSOR_ARGS: dict[str, type[AssessorArgs]] = {
     "Medianstop": MedianstopArgs,
     "Curvefitting": CurvefittingArgs,
@@ -196,42 +285,65 @@ ASSESSOR_ARGS: dict[str, type[AssessorArgs]] = {
     "PercentilePruner": PercentilePrunerArgs,
     "SuccessiveHalvingPruner": SuccessiveHalvingPrunerArgs,
     "HyperbandPruner": HyperbandPrunerArgs,
+    "PatientPruner": PatientPrunerArgs,
+    "ThresholdPruner": ThresholdPrunerArgs,
+    "WilcoxonPruner": WilcoxonPrunerArgs,
+    "NopPruner": AssessorArgs,
 }
-# What a tuner needs beside Optuna: the module, and the name under which people know it.
-NEEDS = {"SMAC": ("sklearn", "scikit-learn"), "CmaEs": ("cmaes", "cmaes"), "QMC": ("scipy", "SciPy")}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A library that an algorithm needs beside Optuna: its module, people's name for it, our extra, and what does without."""
+
+    module: str
+    library: str
+    extra: str
+    instead: str
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the library is installed here."""
+        return find_spec(self.module) is not None
+
+
+NEEDS = {
+    "SMAC": Need("sklearn", "scikit-learn", "tuners", "TPE"),
+    "CmaEs": Need("cmaes", "cmaes", "tuners", "TPE"),
+    "QMC": Need("scipy", "SciPy", "tuners", "TPE"),
+    "GP": Need("torch", "PyTorch", "gp", "GPTuner, a Gaussian process as well"),
+    "WilcoxonPruner": Need("scipy", "SciPy", "tuners", "MedianPruner"),
+}
+
+
+def _reason_against_missing(key: str, name: str) -> str | None:
+    need = NEEDS.get(name)
+    if need is None or need.is_met:
+        return None
+    return (
+        f"cannot use {key}: {name} needs {need.library}, which is not installed here; run "
+        f"`pip install 'trial-keeper[{need.extra}]'`, or use {need.instead}"
+    )
 
 
 def reason_against_tuner(name: object) -> str | None:
     """Why no tuner of this name can be had, as a whole sentence; None when it can."""
     text = name if isinstance(name, str) else ""
     if text in CLASS_ARGS:
-        module, library = NEEDS.get(text, ("json", ""))
-        if find_spec(module) is not None:
-            return None
-        return (
-            f"cannot use tuner.builtinTunerName: {text} needs {library}, which is not installed here; run "
-            "`pip install 'trial-keeper[tuners]'`, or use TPE"
-        )
-    if text == "GP":
-        return (
-            "cannot use tuner.builtinTunerName: Optuna's GP needs PyTorch, which this manager does without; use "
-            "GPTuner, a Gaussian process as well"
-        )
-    if text in _TUNERS_TO_COME:
-        return f"cannot use tuner.builtinTunerName: {text} is not in this version yet; use TPE or Evolution"
+        return _reason_against_missing("tuner.builtinTunerName", text)
     if text in _TUNERS_LEFT_OUT:
         return f"cannot use tuner.builtinTunerName: {text} is not supported; use TPE or Evolution"
+    if _is_registered("tuner", text):
+        return None
     remedy = remedy_for_unknown(text, CLASS_ARGS)
     return f"cannot use tuner.builtinTunerName: {shown(name)} is not a built-in tuner; {remedy}"
 
 
 def reason_against_advisor(name: object) -> str | None:
     """Why no advisor of this name can be had, as a whole sentence; None when it can."""
-    if name == "Hyperband":
+    if name in ADVISORS:
         return None
-    if name == "BOHB":
-        return "cannot use advisor.builtinAdvisorName: BOHB is not in this version yet; use Hyperband, or TPE as a tuner"
-    remedy = remedy_for_unknown(name if isinstance(name, str) else "", ["Hyperband"])
+    remedy = remedy_for_unknown(name if isinstance(name, str) else "", ADVISORS)
     return f"cannot use advisor.builtinAdvisorName: {shown(name)} is not a built-in advisor; {remedy}"
 
 
@@ -239,9 +351,22 @@ def reason_against_assessor(name: object) -> str | None:
     """Why no assessor of this name can be had, as a whole sentence; None when it can."""
     text = name if isinstance(name, str) else ""
     if text in ASSESSOR_ARGS:
+        return _reason_against_missing("assessor.builtinAssessorName", text)
+    if _is_registered("assessor", text):
         return None
     remedy = remedy_for_unknown(text, ASSESSOR_ARGS)
     return f"cannot use assessor.builtinAssessorName: {shown(name)} is not a built-in assessor; {remedy}"
+
+
+def _is_registered(kind: AlgorithmKind, name: str) -> bool:
+    try:
+        return registered(kind, name) is not None
+    except AlgorithmFileInvalid as error:
+        raise refusal(str(error)) from error
+
+
+# What these add to the parameters of a search space.
+_BUDGETED = {"Hyperband": "TRIAL_BUDGET", "BOHB": "TRIAL_BUDGET"}
 
 
 def reason_against_space(name: str, space: SearchSpace) -> str | None:
@@ -255,6 +380,15 @@ def reason_against_space(name: str, space: SearchSpace) -> str | None:
         f"cannot use tuner.builtinTunerName: GridSearch tries every value, and {wrong} has too many to try; use choice, "
         "quniform or randint there, or another tuner"
     )
+
+
+def problems_within(space: SearchSpace, name: str, parameters: Mapping[str, Any]) -> list[str]:
+    """What hinders these from being the parameters of a trial of the tuner of this name; empty when they can be."""
+    if name == "BatchTuner":  # its trials get one of the options, and not the choice among them
+        return contains(space, {"combine_params": parameters})
+    if name in _BUDGETED:
+        parameters = {key: value for key, value in parameters.items() if key != _BUDGETED[name]}
+    return contains(space, parameters)
 
 
 def _reason_against_batch(space: SearchSpace) -> str | None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic.alias_generators import to_camel
 
-from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, key_of
+from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, folded, key_of
 
 PathInFile = Sequence[str | int]
 
@@ -50,11 +49,24 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
-_Loader.add_implicit_resolver(
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that would be read as a number."""
+
+
+_FLOAT = (
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
     list("-+.0123456789"),
 )
+_Loader.add_implicit_resolver(*_FLOAT)
+_Dumper.add_implicit_resolver(*_FLOAT)
+
+
+def as_yaml(value: Any) -> str:
+    """A mapping as YAML text, in its order, that `read_yaml` reads as the same."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +113,10 @@ def read_yaml(path: Path) -> Document:
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "not YAML"
         # PyYAML's own words for a tab are about tokens; the user sees white space.
-        remedy = "indent with spaces" if "'\\t'" in problem else "mend the YAML there"
         mark = error.problem_mark or error.context_mark
+        remedy = "indent with spaces" if "'\\t'" in problem else "mend the YAML there"
+        if "mapping values" in problem and mark is not None:
+            remedy = _remedy_for_a_lost_line(text.splitlines()[mark.line])
         place = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
         raise _refused(path, f"cannot read {path.name}: {problem}; {remedy}", *place) from error
     except yaml.YAMLError as error:
@@ -117,13 +131,13 @@ def read_yaml(path: Path) -> Document:
             loader.dispose()
 
 
-def read_json(path: Path) -> Document:
+def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Document:
     """The JSON document in `path`. NaN and Infinity are refused: they are not JSON.
 
     Raises:
         ConfigInvalid: it cannot be read or is not JSON; exactly one mistake.
     """
-    text = _text(path)
+    text = _text(path, most_bytes)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -146,6 +160,28 @@ def read_json(path: Path) -> Document:
         return Document(str(path), value, None)
 
 
+# Copies from web pages lose lines that hold nothing but the name of a section.
+_SECTION_OF = {
+    "builtinTunerName": "tuner",
+    "builtinAssessorName": "assessor",
+    "builtinAdvisorName": "advisor",
+    "optimize_mode": "classArgs",
+    "command": "trial",
+    "codeDir": "trial",
+    "userName": "paiConfig",
+    "operator": "kubeflowConfig",
+    "platform": "trainingService",
+}
+
+
+def _remedy_for_a_lost_line(line: str) -> str:
+    key = line.partition(":")[0].strip()
+    section = _SECTION_OF.get(key)
+    if section is None:
+        return "what is indented more than the line above lies within it, and that line has a value; mend the indentation"
+    return f"the line above has a value, so {key} cannot lie within it; is the line `{section}:` missing between the two?"
+
+
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MOST_LEVELS + 1):
@@ -158,12 +194,12 @@ def _is_too_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            message = f"cannot read {path.name}: it has more than {MOST_BYTES:,} bytes; keep what the experiment needs"
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            message = f"cannot read {path.name}: it has more than {most_bytes:,} bytes; keep what the experiment needs"
             raise _refused(path, message)
         return content.decode("utf-8-sig")
     except FileNotFoundError as error:
@@ -198,9 +234,11 @@ def _refuse_constant(word: str) -> None:
 def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
     """Where the child `step` is: its key's mark (an item's own in a list), and its node."""
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if str(step) in (key.value, to_camel(str(key.value))):
-                return key.start_mark, value
+        # By any of the spellings that are taken, but rather by this one.
+        for spelling in (str, folded):
+            for key, value in node.value:
+                if spelling(str(step)) == spelling(str(key.value)):
+                    return key.start_mark, value
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
         return node.value[step].start_mark, node.value[step]
     return None

@@ -58,6 +58,11 @@ def key_of(path: Sequence[str | int]) -> str:
     return key
 
 
+def folded(key: str) -> str:
+    """A key without what its spellings differ in: memoryMB, memory_mb and MemoryMb are one."""
+    return key.replace("_", "").casefold()
+
+
 def shown(value: Any) -> str:
     """A value as a message repeats it: JSON, cut to one short line."""
     if value is None:

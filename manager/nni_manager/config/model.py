@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,12 +26,29 @@ class Expansion:
     absolute: Path
 
 
+# A model that is fitted to thousands of results takes minutes; what takes longer has most likely stopped for good.
+CALL_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class UserClass:
+    """A class of the user's own. `class_name` and `validator` are dotted: module and class.
+
+    `code_dir` is the folder where the module is; None: it is installed. No call of it may take longer than `call_timeout_s`.
+    """
+
+    class_name: str
+    code_dir: str | None = None
+    validator: str | None = None
+    call_timeout_s: float = CALL_TIMEOUT_S
+
+
 @dataclass(frozen=True, slots=True)
 class TunerConfig:
     """Who proposes parameters. `class_args` is as written in the file; the checked values are the fields beside it.
 
     `seed` None means that every experiment draws its own. `include_intermediate_results`: the last intermediate result of a trial
-    that was stopped early is told to the tuner as its result.
+    that was stopped early is told to the tuner as its result. `own`: it is this class, and not one of ours.
     """
 
     name: str
@@ -38,14 +56,16 @@ class TunerConfig:
     seed: int | None
     class_args: dict[str, Any]
     include_intermediate_results: bool = False
+    own: UserClass | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AssessorConfig:
-    """Who stops trials early. `class_args` is as written in the file, and checked."""
+    """Who stops trials early. `class_args` is as written in the file, and checked. `own`: as for a tuner."""
 
     name: str
     class_args: dict[str, Any]
+    own: UserClass | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,100 @@ class PaiConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NfsStorage:
+    """An export of an NFS server, which containers mount."""
+
+    server: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class AzureStorage:
+    """A file share of Azure, with the place of its account's key in a vault.
+
+    `upload_tries_again` is how often an upload that failed is repeated.
+    """
+
+    account: str
+    share: str
+    vault: str
+    secret: str
+    upload_tries_again: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimStorage:
+    """A PersistentVolumeClaim; `path` is where this machine has its volume. `name` None: the file does not say."""
+
+    path: Path
+    name: str | None
+
+
+KubernetesStorage = NfsStorage | AzureStorage | ClaimStorage
+
+
+@dataclass(frozen=True, slots=True)
+class RoleConfig:
+    """The tasks of one role of a job on Kubernetes, which are all alike. `registry_login` is a file of Docker's.
+
+    `min_failed` and `min_succeeded` tasks end the job; -1 stands for none, and where the operator decides, both are None.
+    """
+
+    name: str
+    tasks: int
+    command: str
+    image: str
+    gpu: int
+    cpu: int
+    memory_mb: int
+    shm_mb: int | None = None
+    registry_login: Path | None = None
+    min_failed: int | None = None
+    min_succeeded: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesConfig:
+    """What jobs on Kubernetes are made of. `roles` are in the order of the file, and none where `template` describes the job.
+
+    `operator` is `frameworkcontroller`, `tf-operator` or `pytorch-operator`; `api_version` is that of the latter two's resources.
+    `template_text` is the content of `template`. `namespace` None: that of the login to the cluster.
+    """
+
+    operator: Literal["frameworkcontroller", "tf-operator", "pytorch-operator"]
+    storage: KubernetesStorage
+    roles: tuple[RoleConfig, ...]
+    api_version: str | None = None
+    service_account: str | None = None
+    namespace: str | None = None
+    template: Path | None = None
+    template_text: str | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parts as JSON values and paths, from which `from_dict` makes an equal one."""
+        return dataclasses.asdict(self) | {
+            "storage": [type(self.storage).__name__, dataclasses.asdict(self.storage)]
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> KubernetesConfig:
+        """What `to_dict` wrote, through JSON."""
+        kind, storage = fields["storage"]
+        made: KubernetesStorage
+        if kind == NfsStorage.__name__:
+            made = NfsStorage(**storage)
+        elif kind == AzureStorage.__name__:
+            made = AzureStorage(**storage)
+        else:
+            made = ClaimStorage(**storage | {"path": Path(storage["path"])})
+        roles = [
+            RoleConfig(**role | {"registry_login": _path(role["registry_login"])}) for role in fields["roles"]
+        ]
+        parts = {"storage": made, "roles": tuple(roles), "template": _path(fields["template"])}
+        return cls(**{**fields, **parts})
+
+
+@dataclass(frozen=True, slots=True)
 class ReuseConfig:
     """Whether a job runs many trials in turn, and when it leaves.
 
@@ -106,11 +220,13 @@ class ReuseConfig:
 class ExperimentConfig:
     """One checked experiment. Paths are absolute; `code_dir` was a folder when the file was read.
 
-    `max_exec_duration_s` and `max_trial_number` None mean no limit. `gpu_num` None leaves CUDA_VISIBLE_DEVICES of a
-    trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from. `nni_manager_ip` is where
-    keepers on other machines reach the manager; None: it finds that out. `trial_command` is empty where a job file says what
-    tasks run. `pai` is there exactly for the training service of that name. `is_annotated`: `code_dir` holds annotations, and
-    trials run a copy that is made of it; once that is made, `code_dir` is the copy. `warnings` are for the user who starts it.
+    `max_exec_duration_s`, `max_trial_number` and `max_trial_duration_s` None mean no limit. Limits and the search space are those
+    of now: they may have been changed since the file was read, the space `search_space_revision` times. `gpu_num` None leaves
+    CUDA_VISIBLE_DEVICES of a trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from.
+    `nni_manager_ip` is where keepers on other machines reach the manager; None: it finds that out. `trial_command` is empty where
+    roles or a job file say what tasks run. `pai` is there exactly for the training service of that name, `kubernetes` for
+    `frameworkcontroller` and `kubeflow`. `is_annotated`: `code_dir` holds annotations, and trials run a copy that is made of it;
+    once that is made, `code_dir` is the copy. `warnings` are for the user who starts it.
     """
 
     experiment_name: str
@@ -119,7 +235,7 @@ class ExperimentConfig:
     trial_concurrency: int
     max_exec_duration_s: float | None
     max_trial_number: int | None
-    training_service: Literal["local", "pai"]
+    training_service: Literal["local", "pai", "frameworkcontroller", "kubeflow"]
     search_space: SearchSpace
     search_space_raw: dict[str, Any]
     tuner: TunerConfig
@@ -140,10 +256,20 @@ class ExperimentConfig:
     assessor: AssessorConfig | None = None
     is_annotated: bool = False
     warnings: tuple[str, ...] = ()
+    max_trial_duration_s: float | None = None
+    max_trial_retry: int = 0
+    search_space_revision: int = 0
+    kubernetes: KubernetesConfig | None = None
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
         """Those files of the experiment that may hold a login or other secrets."""
+        if self.kubernetes is not None:
+            logins = {
+                role.registry_login for role in self.kubernetes.roles if role.registry_login is not None
+            }
+            template = () if self.kubernetes.template is None else (self.kubernetes.template,)
+            return (self.config_path, *template, *sorted(logins))
         if self.pai is None:
             return ()
         return (self.config_path,) if self.pai.job_file is None else (self.config_path, self.pai.job_file)
@@ -157,6 +283,7 @@ class ExperimentConfig:
         fields["local"] = dataclasses.asdict(self.local)
         fields["reuse"] = dataclasses.asdict(self.reuse)
         fields["pai"] = None if self.pai is None else dataclasses.asdict(self.pai)
+        fields["kubernetes"] = None if self.kubernetes is None else self.kubernetes.to_dict()
         fields["assessor"] = None if self.assessor is None else dataclasses.asdict(self.assessor)
         fields["expansions"] = [dataclasses.asdict(expansion) for expansion in self.expansions]
         return json.dumps(fields, default=str)
@@ -174,12 +301,17 @@ class ExperimentConfig:
             reuse = fields.get("reuse", {})  # absent from what the first format of the store has
             fields |= {
                 "search_space": parse_search_space(fields["search_space_raw"]),
-                "tuner": TunerConfig(**fields["tuner"]),
+                "tuner": TunerConfig(**_with_own(fields["tuner"])),
                 "local": LocalConfig(
                     **fields["local"] | {"gpu_indices": None if gpu_indices is None else tuple(gpu_indices)}
                 ),
                 "pai": _pai(fields.get("pai")),
-                "assessor": None if fields.get("assessor") is None else AssessorConfig(**fields["assessor"]),
+                "kubernetes": None
+                if fields.get("kubernetes") is None
+                else KubernetesConfig.from_dict(fields["kubernetes"]),
+                "assessor": None
+                if fields.get("assessor") is None
+                else AssessorConfig(**_with_own(fields["assessor"])),
                 "reuse": ReuseConfig(**reuse | {"warm_imports": tuple(reuse.get("warm_imports", ()))}),
                 "expansions": tuple(
                     Expansion(each["key"], each["written"], Path(each["absolute"]))
@@ -193,9 +325,16 @@ class ExperimentConfig:
             raise Bug(f"cannot read the stored experiment: {error!r}; please report it") from error
 
 
+def _with_own(fields: dict[str, Any]) -> dict[str, Any]:
+    own = fields.get("own")
+    return fields | {"own": None if own is None else UserClass(**own)}
+
+
 def _pai(fields: dict[str, Any] | None) -> PaiConfig | None:
     if fields is None:
         return None
-    job_file = fields["job_file"]
-    paths = {"storage": Path(fields["storage"]), "job_file": None if job_file is None else Path(job_file)}
-    return PaiConfig(**fields | paths)
+    return PaiConfig(**fields | {"storage": Path(fields["storage"]), "job_file": _path(fields["job_file"])})
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.config.document import Document, read_json, read_yaml
-from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, shown
+from nni_manager.config.kubernetes import (
+    SECTION,
+    FrameworkControllerExperimentV1,
+    KubeflowExperimentV1,
+    Place,
+    kubernetes_of,
+    paths_in,
+    refuse_contradictions,
+)
+from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, key_of, shown
 from nni_manager.config.model import (
     LOCAL_HOST,
     AssessorConfig,
     Expansion,
     ExperimentConfig,
+    KubernetesConfig,
     LocalConfig,
     PaiConfig,
     ReuseConfig,
     TunerConfig,
+    UserClass,
 )
+from nni_manager.config.registered_algorithms import AlgorithmKind
 from nni_manager.config.schema import check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
+from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import (
-    PLATFORM_KEYS,
+    LEFT_OUT,
+    SECTIONS,
     ExperimentV1,
     LocalConfigV1,
     LocalExperimentV1,
     PaiExperimentV1,
+    megabytes,
 )
-from nni_manager.config.v2 import DocumentV2, as_v1, is_v2
+from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, words_of_v2
 
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
-# your_pai_token, as OpenPAI's page has it.
-_PAGE_PLACEHOLDER = re.compile(r"^your_\w+$")
+# Their placeholders are told where paths are.
+_PATHS_OF_THIS_MACHINE = (
+    "codeDir",
+    "nniManagerNFSMountPath",
+    "paiConfigPath",
+    "configPath",
+    "privateRegistryAuthPath",
+)
 
 
 def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentConfig:
@@ -48,13 +68,55 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentCo
     Raises:
         ConfigInvalid: with every mistake of the experiment file, of its search space and of annotations, in the order of lines.
     """
+    return _Reading(path, _document(path), reads_code).experiment()
+
+
+def schema_of(path: Path) -> Literal["v1", "v2"]:
+    """The schema that a file is written in.
+
+    Raises:
+        ConfigInvalid: it cannot be read.
+    """
+    return "v2" if isinstance(_document(path), DocumentV2) else "v1"
+
+
+def read_first_schema(path: Path) -> dict[str, Any]:
+    """The keys and values of a file in NNI's first schema, in camelCase and of the right types; nothing else of it is checked.
+
+    Raises:
+        ConfigInvalid: with every mistake of their shape, or because the file is in the second schema.
+    """
+    document = _document(path)
+    if isinstance(document, DocumentV2):
+        message = f"cannot convert {path.name}: it is in NNI's second schema; use it as it is"
+        raise ConfigInvalid([Mistake(str(path), None, None, "", message)])
+    reading = _Reading(path, document, reads_code=False)
+    mistakes = [*document.mistakes, *reading.mistakes_of_shape()]
+    if mistakes:
+        raise ConfigInvalid(mistakes)
+    return reading.raw
+
+
+def _document(path: Path) -> Document:
     document = read_yaml(path)
     if not isinstance(document.value, dict):
         message = (
             f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
         )
         raise ConfigInvalid([Mistake(str(path), 1, 1, "", message)])
-    return _Reading(path, as_v1(document) if is_v2(document.value) else document, reads_code).experiment()
+    return as_v1(document) if is_v2(document.value) else document
+
+
+AnyExperimentV1: TypeAlias = (
+    LocalExperimentV1 | PaiExperimentV1 | FrameworkControllerExperimentV1 | KubeflowExperimentV1
+)
+EXPERIMENTS: dict[str, type[AnyExperimentV1]] = {
+    "local": LocalExperimentV1,
+    "pai": PaiExperimentV1,
+    "frameworkcontroller": FrameworkControllerExperimentV1,
+    "kubeflow": KubeflowExperimentV1,
+}
+"""The schema of a whole v1 file, by its platform."""
 
 
 class _Reading:
@@ -68,21 +130,21 @@ class _Reading:
             "trainingServicePlatform", document.value.get("training_service_platform")
         )
         self.is_on_pai = platform == "pai"
-        self.schema: type[LocalExperimentV1 | PaiExperimentV1] = (
-            PaiExperimentV1 if self.is_on_pai else LocalExperimentV1
+        self.schema: type[AnyExperimentV1] = (
+            EXPERIMENTS.get(platform, LocalExperimentV1) if isinstance(platform, str) else LocalExperimentV1
         )
         self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
         # v2 has the search space in the file itself, too.
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
         self.mistakes = list(document.mistakes)
         self.expansions: list[Expansion] = []
-        self.warnings: list[str] = []
+        self.warnings: list[str] = list(document.warnings) if isinstance(document, DocumentV2) else []
         self.is_annotated = False
 
     def experiment(self) -> ExperimentConfig:
         """The experiment. Each step notes mistakes and goes on, so that later ones are found too."""
-        file, mistakes = check(self.schema, self.raw, self.document)
-        self.mistakes += self._without_other_platforms(mistakes)
+        file, mistakes = self._check()
+        self.mistakes += mistakes
         class_args = self._class_args()
         self._check_args_of_assessor()
         uses_annotation = self.raw.get("useAnnotation") is True
@@ -92,6 +154,7 @@ class _Reading:
         log_dir = self._log_dir()
         self._refuse_reuse_keys_without_reuse()
         pai = self._pai() if self.is_on_pai else None
+        place_of_jobs = self._see_what_kubernetes_asks()
         if uses_annotation:
             excluded = (log_dir, None if pai is None else pai.storage)
             search_space_raw, search_space = self._annotated_space(
@@ -113,6 +176,9 @@ class _Reading:
         assert code_dir is not None
         assert log_dir is not None
         local = (isinstance(file, LocalExperimentV1) and file.local_config) or LocalConfigV1()
+        kubernetes: KubernetesConfig | None = None
+        if isinstance(file, FrameworkControllerExperimentV1 | KubeflowExperimentV1):
+            kubernetes = kubernetes_of(file, *place_of_jobs)
         return ExperimentConfig(
             experiment_name=file.experiment_name,
             author_name=file.author_name,
@@ -120,24 +186,33 @@ class _Reading:
             trial_concurrency=file.trial_concurrency,
             max_exec_duration_s=file.max_exec_duration,
             max_trial_number=file.max_trial_num,
-            training_service="local" if pai is None else "pai",
+            max_trial_duration_s=file.max_trial_duration,
+            max_trial_retry=file.max_trial_retry,
+            training_service=self.platform,
             search_space=search_space,
             search_space_raw=search_space_raw,
             tuner=TunerConfig(
-                name=self._within(self._proposer[0])[self._proposer[1]],
+                name=self._name_of(*self._proposer),
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
                 class_args=dict(self._within(self._proposer[0]).get("classArgs") or {}),
                 include_intermediate_results=file.tuner is not None
                 and file.tuner.include_intermediate_results,
+                own=None if file.tuner is None else self._own("tuner", file.tuner.call_timeout),
             ),
             assessor=None
             if file.assessor is None
-            else AssessorConfig(file.assessor.builtin_assessor_name, file.assessor.class_args or {}),
+            else AssessorConfig(
+                self._name_of("assessor", "builtinAssessorName"),
+                file.assessor.class_args or {},
+                self._own("assessor", file.assessor.call_timeout),
+            ),
             # A job file has commands of its own.
-            trial_command="" if pai is not None and pai.job_text is not None else file.trial.command or "",
+            trial_command=""
+            if kubernetes is not None or (pai is not None and pai.job_text is not None)
+            else self._within("trial").get("command") or "",
             code_dir=code_dir,
-            gpu_num=file.trial.gpu_num if pai is None else pai.gpu,
+            gpu_num=self._within("trial").get("gpuNum") if pai is None else pai.gpu,
             nni_manager_ip=file.nni_manager_ip,
             log_dir=log_dir,
             log_collection=file.log_collection,
@@ -146,18 +221,35 @@ class _Reading:
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
             local=LocalConfig(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
-            reuse=self._reuse(
-                file, file.pai_config.reuse if isinstance(file, PaiExperimentV1) else local.reuse
-            ),
+            reuse=self._reuse(file, self._within(SECTIONS[self.platform][0]).get("reuse") is True),
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
             pai=pai,
             is_annotated=self.is_annotated,
             warnings=tuple(self.warnings),
+            kubernetes=kubernetes,
         )
 
+    def mistakes_of_shape(self) -> list[Mistake]:
+        """What is wrong with keys and types, whatever else is."""
+        return self._check()[1]
+
+    def _check(self) -> tuple[AnyExperimentV1 | None, list[Mistake]]:
+        words = {} if isinstance(self.document, DocumentV2) else words_of_v2()
+        file, mistakes = check(self.schema, self.raw, self.document, answers=words)
+        return file, self._without_other_platforms(mistakes)
+
+    @property
+    def platform(self) -> Literal["local", "pai", "frameworkcontroller", "kubeflow"]:
+        """The platform of a file without mistakes."""
+        found: Literal["local", "pai", "frameworkcontroller", "kubeflow"] = self.raw[
+            "trainingServicePlatform"
+        ]
+        return found
+
     def _refuse_reuse_keys_without_reuse(self) -> None:
-        section = "paiConfig" if self.is_on_pai else "localConfig"
+        platform = next(name for name, schema in EXPERIMENTS.items() if schema is self.schema)
+        section = SECTIONS[platform][0]
         if self._within(section).get("reuse") is True:
             return
         for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
@@ -176,6 +268,54 @@ class _Reading:
             tuple(file.warm_imports),
         )
 
+    # ---- Kubernetes
+
+    def _see_what_kubernetes_asks(self) -> tuple[dict[Place, Path], str | None]:
+        """The paths for jobs on Kubernetes, and the text of their template."""
+        if self.schema not in (FrameworkControllerExperimentV1, KubeflowExperimentV1):
+            return {}, None
+        platform = "kubeflow" if self.schema is KubeflowExperimentV1 else "frameworkcontroller"
+        name = SECTION[platform]
+        trial, section = self._within("trial"), self._within(name)
+        refuse_contradictions(platform, trial, section, self._refuse)
+        self._refuse_placeholders("trial", name)
+        paths = {}
+        for place, written in paths_in(trial, section, name):
+            path = self._absolute(key_of(place), written, place)
+            if path is not None:
+                paths[place] = path
+                self._refuse_absent(place, path)
+        template = paths.get((name, "configPath"))
+        if template is None or not template.is_file():
+            return paths, None
+        if trial.get("taskRoles") is not None:
+            self._warn(f"{name}.configPath wins over trial.taskRoles: jobs are those of the template")
+        return paths, self._template(template, (name, "configPath"))
+
+    def _refuse_absent(self, place: Place, path: Path) -> None:
+        is_folder = place[-1] == "path"
+        if path.is_dir() if is_folder else path.is_file():
+            return
+        noun = "folder" if is_folder else "file"
+        what = f"{path} is not a {noun}" if path.exists() else f"there is no {noun} {path}"
+        self._refuse(place, f"cannot use {key_of(place)}: {what}; create it or mend the path")
+
+    def _template(self, path: Path, place: Place) -> str | None:
+        try:
+            document = read_yaml(path)
+            text = path.read_text("utf-8-sig")
+        except ConfigInvalid as error:
+            self.mistakes += error.mistakes
+            return None
+        spec = document.value.get("spec") if isinstance(document.value, dict) else None
+        if not (isinstance(spec, dict) and isinstance(spec.get("taskRoles"), list) and spec["taskRoles"]):
+            self._refuse(
+                place, f"cannot use {key_of(place)}: {path} has no spec.taskRoles; name a Framework "
+                "(frameworkcontroller.microsoft.com/v1)"
+            )  # fmt: skip
+            return None
+        return text
+
     # ---- OpenPAI
 
     def _pai(self) -> PaiConfig | None:
@@ -183,7 +323,7 @@ class _Reading:
         before = len(self.mistakes)
         trial, cluster = self._within("trial"), self._within("paiConfig")
         self._refuse_missing(trial, cluster)
-        self._refuse_placeholders(trial, cluster)
+        self._refuse_placeholders("trial", *(() if _is_local(cluster) else ("paiConfig",)))
         self._refuse_login(cluster)
         storage = self._absolute("trial.nniManagerNFSMountPath", trial.get("nniManagerNFSMountPath"))
         # The cluster of this machine has its storage made for it.
@@ -209,6 +349,13 @@ class _Reading:
         def number(key: str) -> Any:
             return cluster.get(key) if trial.get(key) is None else trial[key]
 
+        memory_mb = number("memoryMB")
+        if isinstance(memory_mb, str):
+            try:
+                memory_mb = megabytes(memory_mb)
+            except ValueError:
+                return None  # the schema has said so
+
         return PaiConfig(
             host=cluster.get("host", ""),
             user=cluster.get("userName") or "",
@@ -221,7 +368,7 @@ class _Reading:
             virtual_cluster=trial.get("virtualCluster"),
             gpu=number("gpuNum"),
             cpu=number("cpuNum"),
-            memory_mb=number("memoryMB"),
+            memory_mb=memory_mb,
             job_file=job_file,
             job_text=job_text,
         )
@@ -244,15 +391,18 @@ class _Reading:
                     f"{key}: {example}, or name a job file in trial.paiConfigPath"
                 )  # fmt: skip
 
-    def _refuse_placeholders(self, trial: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
-        sections = {"trial": trial, "paiConfig": {} if _is_local(cluster) else cluster}
-        for section, values in sections.items():
-            for key, value in values.items():
-                if isinstance(value, str) and _PAGE_PLACEHOLDER.match(value):
+    def _refuse_placeholders(self, *sections: str) -> None:
+        """Say of each text that an example asks to replace; commands may hold what looks like it."""
+        told = {each.key for each in self.mistakes}
+        for section in sections:
+            for place, value in _texts_in(self._within(section), (section,)):
+                if self.document.mistake(place, "").key in told:
+                    continue
+                if place[-1] not in ("command", *_PATHS_OF_THIS_MACHINE) and is_placeholder(value):
                     self._refuse(
-                        (section, key), f"cannot use {section}.{key}: {value} is still the placeholder of an example; write "
-                        "your own"
-                    )  # fmt: skip
+                        place,
+                        f"cannot use {key_of(place)}: {value} is still the placeholder of an example; write your own",
+                    )
 
     def _refuse_login(self, cluster: Mapping[str, Any]) -> None:
         if not cluster or _is_local(cluster):  # this machine has its own login
@@ -288,13 +438,13 @@ class _Reading:
         found = self.raw.get(section)
         return found if isinstance(found, Mapping) else {}
 
-    def _refuse(self, path: tuple[str, ...], message: str) -> None:
+    def _refuse(self, path: Place, message: str) -> None:
         self.mistakes.append(self.document.mistake(path, message))
 
     def _without_other_platforms(self, mistakes: list[Mistake]) -> list[Mistake]:
         """The mistakes, less those that follow from the file being for a cluster: one about that is enough."""
         platform = self.raw.get("trainingServicePlatform")
-        keys = PLATFORM_KEYS.get(platform, ()) if isinstance(platform, str) else ()
+        keys = SECTIONS[platform] if isinstance(platform, str) and platform in LEFT_OUT else ()
         return [each for each in mistakes if not (keys and each.key.split(".")[0] in (*keys, "trial"))]
 
     @property
@@ -316,8 +466,14 @@ class _Reading:
                     (other,), f"cannot use {other} beside advisor: an advisor does the work of both tuner and assessor; "
                     f"remove {other} or advisor"
                 )  # fmt: skip
+        if section == "tuner":
+            self._see_which("tuner", "TPE")
         proposer = self._within(section)
         name, raw = proposer.get(key), proposer.get("classArgs")
+        if section == "tuner" and self._own("tuner") is not None:
+            # What it means by its arguments is its own affair, but for the one that nearly all have.
+            mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
+            return RandomArgs(optimize_mode=mode if mode in ("maximize", "minimize") else "maximize")
         schema = CLASS_ARGS.get(name) if isinstance(name, str) else None
         if schema is None or not (raw is None or isinstance(raw, Mapping)):
             return None  # the schema of the file has said so
@@ -325,7 +481,39 @@ class _Reading:
         self.mistakes += mistakes
         return class_args
 
+    def _see_which(self, kind: AlgorithmKind, example: str) -> None:
+        """Note what is missing of a name of ours, or of a class of the user's own."""
+        section, built_in = self._within(kind), f"builtin{kind.capitalize()}Name"
+        if (
+            isinstance(self.raw.get(kind), Mapping)
+            and section.get(built_in) is None
+            and not any(section.get(key) for key in OWN_KEYS)
+        ):
+            self._refuse(
+                (kind,), f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. "
+                f"{built_in}: {example}, or codeDir, classFileName and className of one of your own"
+            )  # fmt: skip
+        wrong = reason_against_class(kind, section, self._folder_of_class(kind))
+        if wrong is not None:
+            self._refuse((kind, wrong[0]), wrong[1])
+
+    def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
+        """Where the class of the user's own is, if the file says so."""
+        written = self._within(kind).get("codeDir")
+        if not isinstance(written, str) or "\0" in written:
+            return None
+        return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
+
+    def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> UserClass | None:
+        name = self._within(kind).get(f"builtin{kind.capitalize()}Name")
+        here = Path(os.path.abspath(self.path.parent))
+        return user_class(kind, name, self._within(kind), self._folder_of_class(kind) or here, call_timeout_s)
+
+    def _name_of(self, section: str, key: str) -> str:
+        return str(self._within(section).get(key) or self._within(section)["className"])
+
     def _check_args_of_assessor(self) -> None:
+        self._see_which("assessor", "Medianstop")
         assessor = self._within("assessor")
         name, raw = assessor.get("builtinAssessorName"), assessor.get("classArgs")
         schema = ASSESSOR_ARGS.get(name) if isinstance(name, str) else None
@@ -335,7 +523,7 @@ class _Reading:
 
     def _see_whether_the_tuner_takes(self, space: SearchSpace) -> None:
         section, key = self._proposer
-        reason = reason_against_space(self._within(section)[key], space)
+        reason = reason_against_space(self._name_of(section, key), space)
         # Without its annotations being read, annotated code has an empty space.
         if reason is not None and space.parameters:
             self._refuse((section, key), reason)
@@ -346,7 +534,7 @@ class _Reading:
         written = self.raw.get("searchSpacePath")
         if written is None:
             self._refuse(
-                ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
+                    ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
                 "write e.g. searchSpacePath: search_space.json"
             )  # fmt: skip
         path = self._absolute("searchSpacePath", written)
@@ -360,7 +548,8 @@ class _Reading:
             return {}, None
         try:
             # Named in messages as the user would reach it: beside the experiment file as they typed that.
-            document = read_json(self.path.parent / Path(str(written)).expanduser())
+            shown_path = self.path.parent / Path(str(written)).expanduser()
+            document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
             self.mistakes += error.mistakes
             return {}, None
@@ -458,11 +647,11 @@ class _Reading:
             self._refuse(("logDir",), f"cannot use logDir: {path} is not a folder; name a folder")
         return path
 
-    def _absolute(self, key: str, written: Any) -> Path | None:
+    def _absolute(self, key: str, written: Any, place: Place | None = None) -> Path | None:
         """A path of the file as an absolute one; None when it is not a path, which the schema has said."""
         if not isinstance(written, str) or not written:
             return None
-        place = tuple(key.split("."))
+        place = tuple(key.split(".")) if place is None else place
         if is_placeholder(written):
             self._refuse(
                 place, f"cannot use {key}: {written} is still the placeholder of an example; write a path"
@@ -485,6 +674,17 @@ class _Reading:
         if str(absolute) != written:
             self.expansions.append(Expansion(key, written, absolute))
         return absolute
+
+
+def _texts_in(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts_in(inner, (*place, str(key)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _texts_in(inner, (*place, index))
 
 
 def _is_local(cluster: Mapping[str, Any]) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args, get_origin
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -12,17 +13,24 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from nni_manager.config.document import Document
-from nni_manager.config.mistakes import MOST_MISTAKES, Mistake, key_of, remedy_for_unknown, shown
+from nni_manager.config.mistakes import MOST_MISTAKES, Mistake, folded, key_of, remedy_for_unknown, shown
 
-# {your_account} and <path to code>, as examples have them; YAML reads the first as a mapping with one empty key.
-_PLACEHOLDER = re.compile(r"^(\{\s*[\w .-]+\s*\}|<[^<>]+>)$")
+# {your_account}, ${your user name} and <path to code>, as examples have them, whole or as a part of a path. YAML reads the
+# first as a mapping with one empty key. A name in capitals is a variable of the shell: ${HOME}.
+_PLACEHOLDER = re.compile(
+    r"^(\{\s*[\w .-]+\s*\}|\$\{(?![A-Z_0-9]+\})[^{}]+\}|<[^<>]+>)$|\{your_\w+\}|^your_\w+$|<your[^<>]*>"
+)
 _SENTENCE = "sentence"
 
 
 class Schema(BaseModel):
-    """A mapping of the file. Keys are camelCase there; no other keys, no conversion of types."""
+    """A mapping of the file. Keys are camelCase there; no other keys, no conversion of types.
+
+    `answers` are for keys that are not taken here though people write them: why not, and what to write instead.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+    answers: ClassVar[dict[str, str]] = {}
 
 
 AnySchema = TypeVar("AnySchema", bound=Schema)
@@ -39,20 +47,26 @@ def refusal(sentence: str) -> PydanticCustomError:
 
 
 def check(
-    schema: type[AnySchema], raw: Any, document: Document, above: tuple[str, ...] = ()
+    schema: type[AnySchema],
+    raw: Any,
+    document: Document,
+    above: tuple[str, ...] = (),
+    answers: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[AnySchema | None, list[Mistake]]:
-    """The mapping `raw`, found at `above` in the document, as `schema`; or None and every mistake in it."""
+    """The mapping `raw`, found at `above` in the document, as `schema`; or None and every mistake in it.
+
+    `answers` are to unknown keys, by their dotted names, as those of a schema are.
+    """
     try:
         return schema.model_validate(with_camel_keys(schema, raw)), []
     except ValidationError as error:
         found: dict[tuple[str | int, ...], Mistake] = {}
         for detail in error.errors(include_url=False)[:MOST_MISTAKES]:
-            path, field, siblings = _field_at(schema, detail["loc"])
+            path, field, inside = _field_at(schema, detail["loc"])
             # One mistake a field: its first.
-            found.setdefault(
-                path, document.mistake((*above, *path), _sentence(detail, (*above, *path), field, siblings))
-            )
-        return None, list(found.values())
+            said = _sentence(detail, (*above, *path), field, inside, answers)
+            found.setdefault(path, document.mistake((*above, *path), said))
+    return None, list(found.values())
 
 
 def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
@@ -60,12 +74,16 @@ def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
     if not isinstance(raw, Mapping):
         return raw
     fields = _fields(schema)
+    by_folded = {folded(name): name for name in fields}
     renamed = {}
     for key, value in raw.items():
-        camel = to_camel(key) if isinstance(key, str) and "_" in key else key
-        name = camel if camel in fields and camel not in raw else key
-        inner = _schema_in(fields[name]) if name in fields else None
-        renamed[name] = value if inner is None else with_camel_keys(inner, value)
+        camel = by_folded.get(folded(key), key) if isinstance(key, str) and "_" in key else key
+        name = camel if camel not in raw else key
+        inner = schema_in(fields[name]) if name in fields else None
+        if inner is not None and isinstance(value, list):
+            renamed[name] = [with_camel_keys(inner, item) for item in value]
+        else:
+            renamed[name] = value if inner is None else with_camel_keys(inner, value)
     return renamed
 
 
@@ -73,53 +91,74 @@ def _fields(schema: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in schema.model_fields.items()}
 
 
-def _schema_in(field: FieldInfo) -> type[BaseModel] | None:
-    for kind in (field.annotation, *get_args(field.annotation)):
+def schema_in(field: FieldInfo) -> type[Schema] | None:
+    """The schema of the mapping, or of each mapping in the list, that a field holds; None when it holds neither."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    for kind in (*kinds, *(inner for each in kinds for inner in get_args(each))):
         # dict[str, Any] passes for a type on Python 3.10, and issubclass then refuses it.
-        if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, BaseModel):
+        if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Schema):
             return kind
     return None
 
 
 def _field_at(
-    schema: type[BaseModel], loc: Sequence[str | int]
-) -> tuple[tuple[str | int, ...], FieldInfo | None, list[str]]:
-    """The path of the field pydantic means (without what it adds below), the field, and the keys known beside it."""
+    schema: type[Schema], loc: Sequence[str | int]
+) -> tuple[tuple[str | int, ...], FieldInfo | None, type[Schema]]:
+    """The path of the field pydantic means (without what it adds below), the field, and the schema it is in."""
     path: tuple[str | int, ...] = ()
-    inside: type[BaseModel] | None = schema
-    field, siblings = None, list(_fields(schema))
+    inside, here = schema, schema
+    field: FieldInfo | None = None
+    is_list = False
     for step in loc:
-        if inside is None:
-            break
-        siblings = list(_fields(inside))
+        if isinstance(step, int) and is_list:
+            path, is_list = (*path, step), False
+            continue
+        inside = here
         path = (*path, str(step))  # YAML has keys such as 1 as well
         field = _fields(inside).get(str(step))
-        inside = None if field is None else _schema_in(field)
-    return path, field, siblings
+        inner = None if field is None else schema_in(field)
+        if inner is None:
+            break
+        here, is_list = inner, True
+    return path, field, inside
 
 
 def _sentence(
-    detail: ErrorDetails, path: tuple[str | int, ...], field: FieldInfo | None, siblings: list[str]
+    detail: ErrorDetails,
+    path: tuple[str | int, ...],
+    field: FieldInfo | None,
+    inside: type[Schema],
+    answers: Mapping[str, str],
 ) -> str:
     key, kind, value = key_of(path), detail["type"], detail["input"]
     if kind == _SENTENCE:
         return str(detail["ctx"]["sentence"])
+    last = str(path[-1]) if path else ""
     if field is None:
-        remedy = remedy_for_unknown(str(path[-1]) if path else "", siblings, verb="remove it or use")
+        if (answer := answers.get(key, inside.answers.get(last))) is not None:
+            return f"cannot use {key}: {answer}"
+        remedy = remedy_for_unknown(last, _fields(inside), verb="remove it or use")
         return f"cannot use {key or 'this file'}: there is no such key here; {remedy}"
     what, example = field.description, (field.examples or [""])[0]
-    written = f"write e.g. {path[-1]}: {example}"
+    written = f"write e.g. {last}: {example}"
+    if isinstance(path[-1], int):
+        # An item of a list, where a mapping belongs.
+        return f"cannot use {key}: {shown(value)} is not a mapping; write e.g. {_name_of(path)}: {example}"
     if kind == "missing":
         return f"cannot do without {key}: it must be {what}; {written}"
-    if not field.repr:
-        return f"cannot use {key}: its value is not {what}; {written}"  # which is a secret
     if is_placeholder(value):
         return f"cannot use {key}: it is still the placeholder of an example; {written}"
+    if not field.repr:
+        return f"cannot use {key}: its value is not {what}; {written}"  # which is a secret
     return f"cannot use {key}: {shown(value)} is not {what}; {written}"
+
+
+def _name_of(path: tuple[str | int, ...]) -> str:
+    return next(step for step in reversed(path) if isinstance(step, str))
 
 
 def is_placeholder(value: Any) -> bool:
     """Whether a value is what examples hold for the user to replace."""
     if isinstance(value, dict):
         return list(value.values()) == [None]
-    return isinstance(value, str) and _PLACEHOLDER.match(value) is not None
+    return isinstance(value, str) and _PLACEHOLDER.search(value) is not None

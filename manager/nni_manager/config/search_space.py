@@ -190,7 +190,7 @@ def read_search_space(raw: Any) -> tuple[SearchSpace | None, list[tuple[Path, st
         return None, reader.problems
     if not raw:
         reader.refuse((), "the search space: it names no hyper-parameter", f'write {{"lr": {_EXAMPLE}}}')
-    space = SearchSpace({name: reader.parameter((name,), value) for name, value in raw.items()})
+    space = reader.space((), raw)
     return (None if reader.problems else space), reader.problems
 
 
@@ -204,6 +204,18 @@ class _Reader:
         """Note one mistake."""
         self.problems.append((path, f"cannot use {what}; {remedy}"))
 
+    def space(self, path: Path, raw: Mapping[Any, Any]) -> SearchSpace:
+        """The hyper-parameters of the mapping at `path`."""
+        found: dict[str, Parameter] = {}
+        for name, value in raw.items():
+            # YAML has names such as 1 and true, and JSON, in which trials read them, has not.
+            if not isinstance(name, str):
+                self.refuse(
+                    (*path, str(name)), f"{key_of((*path, str(name)))}: a name is text", f'write "{name}"'
+                )
+            found[str(name)] = self.parameter((*path, str(name)), value)
+        return SearchSpace(found)
+
     def parameter(self, path: Path, raw: Any) -> Parameter:
         """The hyper-parameter at `path`."""
         stand_in, key = Choice(()), key_of(path)
@@ -212,7 +224,7 @@ class _Reader:
                 path, f"{key}: {shown(raw)} is {_kind(raw)}", f"a hyper-parameter is written {_EXAMPLE}"
             )
             return stand_in
-        for extra in raw.keys() - {"_type", "_value"}:
+        for extra in map(str, raw.keys() - {"_type", "_value"}):
             self.refuse((*path, extra), f"{key}.{extra}: there is no such key", "keep _type and _value only")
         missing = [name for name in ("_type", "_value") if name not in raw]
         if missing:
@@ -243,6 +255,12 @@ class _Reader:
 
     def _option(self, path: Path, key: str, value: Any) -> Any | Nested:
         if not (isinstance(value, dict) and "_name" in value):
+            if not _is_json(value):
+                self.refuse(
+                    path,
+                    f"{key}: {shown(value)} is no JSON value",
+                    "put it in quotes, or write a finite number",
+                )
             return value
         name = value["_name"]
         if not isinstance(name, str):
@@ -250,10 +268,7 @@ class _Reader:
                 (*path, "_name"), f"{key}._name: {shown(name)} is {_kind(name)}", 'write "_name": "text"'
             )
         inner = {child: raw for child, raw in value.items() if child != "_name"}
-        return Nested(
-            str(name),
-            SearchSpace({child: self.parameter((*path, child), raw) for child, raw in inner.items()}),
-        )
+        return Nested(str(name), self.space(path, inner))
 
     def _numeric(self, path: Path, key: str, kind: str, values: Any) -> Parameter | None:
         made, names = _NUMERIC[kind]
@@ -317,6 +332,19 @@ def _reasons_against(kind: str, number: Mapping[str, float], written: Sequence[A
     return found
 
 
+def _is_json(value: Any) -> bool:
+    """Whether JSON has this value; YAML has dates, bytes, sets, infinities and keys of any type as well."""
+    match value:
+        case None | bool() | str():
+            return True
+        case dict():
+            return all(isinstance(key, str) and _is_json(inner) for key, inner in value.items())
+        case list():
+            return all(_is_json(inner) for inner in value)
+        case _:
+            return _is_number(value)
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -364,12 +392,12 @@ def _problems_of_choice(choice: Choice, value: Any, path: Path) -> list[str]:
         tries = [_problems_within(option.space, inner, path) for option in nested]
         return min(tries, key=len)
     plain = [option for option in choice.options if not isinstance(option, Nested)]
-    if any(_same_json(option, value) for option in plain):
+    if any(same_json(option, value) for option in plain):
         return []
     return [f"{key_of(path)}: {shown(value)} is not an option"]
 
 
-def _same_json(left: Any, right: Any) -> bool:
+def same_json(left: Any, right: Any) -> bool:
     """Whether both are one JSON text; Python's == holds True equal to 1."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""The first schema of experiment files (NNI 1.x), as far as experiments on this machine and on OpenPAI go.
+"""The first schema of experiment files (NNI 1.x). What is for Kubernetes alone is in kubernetes.py.
 
 Source: NNI v1.9 and v2.0, ExperimentConfig reference and nnictl's schema.
 """
@@ -6,10 +6,12 @@ Source: NNI v1.9 and v2.0, ExperimentConfig reference and nnictl's schema.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import PlainValidator, ValidationInfo, field_validator
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.alias_generators import to_camel
 
 from nni_manager.config.algorithms import (
@@ -20,23 +22,46 @@ from nni_manager.config.algorithms import (
 from nni_manager.config.mistakes import remedy_for_unknown, shown
 from nni_manager.config.schema import Schema, is_placeholder, must_be, refusal
 
-# Keys of the platforms that are not here yet; in a file for one of them they are no mistakes of their own.
-PLATFORM_KEYS: dict[str, tuple[str, ...]] = {
-    "remote": ("machineList", "remoteConfig"),
-    "kubeflow": ("kubeflowConfig",),
+# What people have in the file for each platform, beside `trial`.
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "local": ("localConfig",),
+    "pai": ("paiConfig",),
     "frameworkcontroller": ("frameworkcontrollerConfig",),
+    "kubeflow": ("kubeflowConfig",),
+    "remote": ("machineList", "remoteConfig"),
     "paiYarn": ("paiYarnConfig",),
     "dlts": ("dltsConfig",),
     "aml": ("amlConfig",),
     "adl": ("adlConfig",),
-    "hybrid": ("hybridConfig", "machineList", "remoteConfig", "paiConfig", "amlConfig"),
+    "dlc": ("dlcConfig",),
+    "hybrid": ("hybridConfig", "machineList", "remoteConfig", "paiConfig", "amlConfig", "localConfig"),
 }
-PLATFORMS = ("local", "pai")
+PLATFORMS = ("local", "pai", "frameworkcontroller", "kubeflow")
+_CLUSTERS = "a cluster (pai, frameworkcontroller, kubeflow)"
+# Platforms of NNI's that trials cannot run on: why not, and what to use.
+LEFT_OUT: dict[str, str] = {
+    "remote": "trials are not started over SSH; run nnictl on that machine with trainingServicePlatform: local, or use "
+    + _CLUSTERS,
+    "paiYarn": "OpenPAI on YARN ended with OpenPAI 0.14; use trainingServicePlatform: pai",
+    "dlts": f"DLTS is no longer maintained; use {_CLUSTERS}",
+    "aml": f"Azure Machine Learning is not supported; use {_CLUSTERS}, such as Kubernetes on Azure",
+    "dlc": f"Alibaba's DLC is not supported; use {_CLUSTERS}, such as Kubernetes there",
+    "adl": "AdaptDL is no longer maintained; use trainingServicePlatform: kubeflow",
+    "hybrid": f"an experiment runs on one platform; use local or {_CLUSTERS}",
+}
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
+)
 _DURATION = re.compile(r"^([1-9][0-9]*)([smhd])$", re.ASCII)
 
 
-def _duration_s(text: Any) -> float | None:
+def duration_s(text: Any) -> float | None:
+    """The seconds of a duration such as `90m`; None of None.
+
+    Raises:
+        ValueError: it is no duration.
+    """
     if text is None:
         return None
     match = _DURATION.match(text) if isinstance(text, str) else None
@@ -48,51 +73,108 @@ def _duration_s(text: Any) -> float | None:
 def _gpu_indices(value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(value)  # noqa: TRY004 - pydantic lets a TypeError through
-    parts = [part.strip() for part in str(value).split(",")]
+    listed = value if isinstance(value, list) else [value]
+    if not listed or not all(isinstance(each, int | str) and not isinstance(each, bool) for each in listed):
+        raise ValueError(value)
+    parts = [part.strip() for each in listed for part in str(each).split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts) or len({*map(int, parts)}) != len(parts):
         raise ValueError(value)
     return tuple(int(part) for part in parts)
 
 
-GpuIndices = Annotated[tuple[int, ...] | None, PlainValidator(_gpu_indices)]
+GpuIndices = Annotated[
+    tuple[int, ...] | None,
+    PlainValidator(_gpu_indices),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*\d+\s*(,\s*\d+\s*)*$"},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "uniqueItems": True},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+Duration = Annotated[
+    float | None,
+    PlainValidator(duration_s),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}),
+]
+_MOST_MB = 99_999_999
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([tgmk]?)(i?b)?", re.IGNORECASE)
+_BYTES_OF = {"t": 1024**4, "g": 1024**3, "m": 1024**2, "k": 1024, "": 1}
 
 
-class _BuiltIn(Schema):
-    """What takes no class of the user's own yet."""
+def megabytes(value: Any) -> int:
+    """A size in MB (1024-based), rounded up: 8192, "8192", "8gb", "4g", "1.5 GiB".
 
-    kind: ClassVar[str]
-    instead: ClassVar[str]
-    code_dir: Any = None
-    class_file_name: Any = None
-    class_name: Any = None
-
-    @field_validator("code_dir", "class_file_name", "class_name")
-    @classmethod
-    def _is_not_yet(cls, value: Any, info: ValidationInfo) -> None:
-        key = to_camel(info.field_name or "")
-        raise refusal(
-            f"cannot use {cls.kind}.{key}: {cls.kind}s of your own are not in this version yet; "
-            f"remove it and write {cls.instead}"
-        )
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(value)
+    if not found[2] and not found[3]:
+        return math.ceil(float(found[1]))
+    return math.ceil(float(found[1]) * _BYTES_OF[found[2].lower()] / 1024**2)
 
 
-class TunerV1(_BuiltIn):
-    """`tuner`. `gpuIndices` changes nothing for the tuners of this version."""
+def _size(least_mb: int, value: Any) -> int:
+    size_mb = megabytes(value)
+    if not least_mb <= size_mb <= _MOST_MB:
+        raise ValueError(value)
+    return size_mb
 
-    kind = "tuner"
-    instead = "builtinTunerName: TPE or Random"
-    builtin_tuner_name: str = must_be("the name of a tuner", "TPE")
+
+def _size_or_none(least_mb: int, value: Any) -> int | None:
+    return None if value is None else _size(least_mb, value)
+
+
+def _size_schema(least_mb: int, *others: Any) -> WithJsonSchema:
+    pattern = r"^\s*[0-9]{1,9}(\.[0-9]{1,6})?\s*[TGMKtgmk]?([Ii]?[Bb])?\s*$"
+    number = {"type": "integer", "minimum": least_mb, "maximum": _MOST_MB}
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}, *others]})
+
+
+_NULL = {"type": "null"}
+Size = Annotated[int, PlainValidator(partial(_size, 1)), _size_schema(1)]
+SizeOrNone = Annotated[int | None, PlainValidator(partial(_size_or_none, 1)), _size_schema(1, _NULL)]
+SizeFrom100 = Annotated[int | None, PlainValidator(partial(_size_or_none, 100)), _size_schema(100, _NULL)]
+_SIZE_WORDS = "a whole number of MB from 100 on, or a size such as 8gb"
+
+
+OWN_ADVISOR = "advisors of your own are not supported; write a tuner of your own, in tuner"
+
+
+class _Algorithm(Schema):
+    """What may be one of ours, by name, or a class of the user's own; the reader says what is missing of either."""
+
+    answers: ClassVar[dict[str, str]] = {
+        "gpuNum": "nothing here runs on GPUs but trials; remove it, or write gpuIndices, which changes nothing",
+        "checkpointDir": "what is known of results is kept with the experiment; remove it",
+    }
+    code_dir: str | None = must_be("a folder", ".", None, min_length=1)
+    class_file_name: str | None = must_be("the name of a Python file", "my_tuner.py", None, pattern=r"\.py$")
+    class_name: str | None = must_be("the name of a class", "MyTuner", None, pattern=r"^\w+(\.\w+)*$")
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
+    call_timeout: Duration = must_be("a whole number and one of s, m, h, d", "10m", None)
+
+
+class TunerV1(_Algorithm):
+    """`tuner`. `gpuIndices` changes nothing for the tuners of this version."""
+
+    builtin_tuner_name: str | None = must_be("the name of a tuner", "TPE", None)
     include_intermediate_results: bool = must_be("true or false", "false", False)
     gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
 
     @field_validator("builtin_tuner_name", mode="before")
     @classmethod
     def _is_known(cls, name: Any) -> Any:
-        reason = reason_against_tuner(name)
+        reason = None if name is None else reason_against_tuner(name)
         if reason is not None and not is_placeholder(name):
             raise refusal(reason)
         return name
@@ -101,6 +183,7 @@ class TunerV1(_BuiltIn):
 class AdvisorV1(Schema):
     """`advisor`: NNI's word for a tuner that takes the place of tuner and assessor."""
 
+    answers: ClassVar[dict[str, str]] = dict.fromkeys(("codeDir", "classFileName", "className"), OWN_ADVISOR)
     builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband")
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
@@ -115,27 +198,41 @@ class AdvisorV1(Schema):
         return name
 
 
-class AssessorV1(_BuiltIn):
+class AssessorV1(_Algorithm):
     """`assessor`."""
 
-    kind = "assessor"
-    instead = "builtinAssessorName: Medianstop"
-    builtin_assessor_name: str = must_be("the name of an assessor", "Medianstop")
-    # Checked by the schema of the algorithm once the name is known.
-    class_args: dict[str, Any] | None = must_be("a mapping", "{start_step: 5}", None)
+    builtin_assessor_name: str | None = must_be("the name of an assessor", "Medianstop", None)
 
     @field_validator("builtin_assessor_name", mode="before")
     @classmethod
     def _is_known(cls, name: Any) -> Any:
-        reason = reason_against_assessor(name)
+        reason = None if name is None else reason_against_assessor(name)
         if reason is not None and not is_placeholder(name):
             raise refusal(reason)
         return name
 
 
+_FOR_CLUSTERS = "it is for jobs on a cluster, and trials on this machine have what the machine has; remove it"
+_FOR_ROLES = "it is for trainingServicePlatform: {}; remove it, and write command into trial itself"
+_JOB_FILE = "write it into an OpenPAI job file, and name that in trial.paiConfigPath"
+
+
 class TrialV1(Schema):
     """`trial`, as far as all platforms have it."""
 
+    answers: ClassVar[dict[str, str]] = {
+        "nasMode": "architecture search is not supported; remove it, and write what it chooses from as a choice",
+        "dataDir": "OpenPAI has no HDFS any more; read data from the storage at trial.containerNFSMountPath, and remove it",
+        "outputDir": "OpenPAI has no HDFS any more; write to $NNI_OUTPUT_DIR on the shared storage, and remove it",
+        "gpuType": "a virtual cluster stands for a kind of GPU; name it in trial.virtualCluster, and remove it",
+        "authFile": f"OpenPAI's job files name the login of a registry; {_JOB_FILE}",
+        "portList": f"OpenPAI's job files ask for ports; {_JOB_FILE}",
+        "shmMB": f"OpenPAI's job files ask for shared memory (extraContainerOptions); {_JOB_FILE}",
+        "worker": _FOR_ROLES.format("kubeflow"),
+        "ps": _FOR_ROLES.format("kubeflow"),
+        "master": _FOR_ROLES.format("kubeflow"),
+        "taskRoles": _FOR_ROLES.format("frameworkcontroller"),
+    }
     code_dir: str = must_be("a folder", ".", min_length=1)
     gpu_num: int | None = must_be("a whole number from 0 to 99999", "0", None, ge=0, le=99999)
 
@@ -143,17 +240,22 @@ class TrialV1(Schema):
 class LocalTrialV1(TrialV1):
     """`trial` on this machine."""
 
+    answers: ClassVar[dict[str, str]] = TrialV1.answers | dict.fromkeys(
+        ("cpuNum", "memoryMB", "image", "virtualCluster", "nniManagerNFSMountPath", "containerNFSMountPath",
+         "paiStorageConfigName", "paiConfigPath", "shmMB"), _FOR_CLUSTERS,
+    )  # fmt: skip
     command: str = must_be("a shell command", "python3 train.py", min_length=1)
 
 
 class PaiTrialV1(TrialV1):
     """`trial` on OpenPAI. What may be missing here, and what beside a job file, the reader says."""
 
+    answers: ClassVar[dict[str, str]] = TrialV1.answers | {
+        "paiStoragePlugin": "OpenPAI calls it a storage; write paiStorageConfigName, with the storage's name there"
+    }
     command: str | None = must_be("a shell command", "python3 train.py", None, min_length=1)
     cpu_num: int | None = must_be("a whole number from 1 to 99999", "1", None, ge=1, le=99999)
-    memory_mb: int | None = must_be(
-        "a whole number of MB from 100 on", "8192", None, ge=100, le=99_999_999, alias="memoryMB"
-    )
+    memory_mb: SizeFrom100 = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB")
     image: str | None = must_be("the name of an image", "registry.example.com/me/train:1", None, min_length=1)
     virtual_cluster: str | None = must_be("the name of a virtual cluster", "default", None, min_length=1)
     nni_manager_nfs_mount_path: str = must_be(
@@ -190,7 +292,7 @@ class PaiConfigV1(Schema):
         pattern=r"^\S+$",
         repr=False,
     )
-    pass_word: str | None = must_be("your password there", "...", None, min_length=1, repr=False)
+    pass_word: str | None = must_be("your password there", "'...'", None, min_length=1, repr=False)
     host: str = must_be(
         "the host of OpenPAI, or local for the cluster that this machine brings along",
         "https://openpai.example.com",
@@ -200,9 +302,7 @@ class PaiConfigV1(Schema):
     reuse: bool = must_be("true or false", "true", False)
     gpu_num: int | None = must_be("a whole number from 0 to 99999", "1", None, ge=0, le=99999)
     cpu_num: int | None = must_be("a whole number from 1 to 99999", "1", None, ge=1, le=99999)
-    memory_mb: int | None = must_be(
-        "a whole number of MB from 100 on", "8192", None, ge=100, le=99_999_999, alias="memoryMB"
-    )
+    memory_mb: SizeFrom100 = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB")
     max_trial_num_per_gpu: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
     use_active_gpu: bool = must_be("true or false", "false", False)
 
@@ -219,14 +319,28 @@ class LocalConfigV1(Schema):
 class ExperimentV1(Schema):
     """A whole file, as far as all platforms have it. Paths are as written; durations are in seconds."""
 
+    answers: ClassVar[dict[str, str]] = {
+        section: f"it is for another platform; write trainingServicePlatform: {platform}, or remove it"
+        for platform in PLATFORMS
+        for section in SECTIONS[platform]
+    } | {
+        "sharedStorage": "a platform has its own storage; name it there (trial.nniManagerNFSMountPath on OpenPAI, nfs on "
+        "Kubernetes), and remove it",
+        "tensorboard": "TensorBoard is not started from here; remove it, and let it read what trials write to $NNI_OUTPUT_DIR",
+        "webuiPort": "the port is no property of the experiment; remove it, and write `nnictl create --port N`",
+    } | {
+        section: f"{LEFT_OUT[platform]}, and remove it"
+        for platform in LEFT_OUT if platform != "hybrid"
+        for section in SECTIONS[platform]
+    }  # fmt: skip
     author_name: str = must_be("a name", "your name", min_length=1)
     experiment_name: str = must_be("a name", "digits", min_length=1)
     description: str | None = must_be("text", "what this searches for", None)
     trial_concurrency: int = must_be("a whole number from 1 to 99999", "2", ge=1, le=99999)
-    max_exec_duration: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
-        "a whole number and one of s, m, h, d", "1h", None
-    )
+    max_exec_duration: Duration = must_be("a whole number and one of s, m, h, d", "1h", None)
     max_trial_num: int | None = must_be("a whole number from 1 to 99999", "20", None, ge=1, le=99999)
+    max_trial_duration: Duration = must_be("a whole number and one of s, m, h, d", "30m", None)
+    max_trial_retry: int = must_be("a whole number from 0 to 99", "2", 0, ge=0, le=99)
     training_service_platform: str = must_be("a platform", "local")
     search_space_path: str | None = must_be(
         "the path of a JSON file", "search_space.json", None, min_length=1
@@ -234,7 +348,7 @@ class ExperimentV1(Schema):
     use_annotation: bool = must_be("true or false", "false", False)
     multi_phase: bool = must_be("true or false", "false", False)
     multi_thread: bool = must_be("true or false", "false", False)
-    nni_manager_ip: str | None = must_be("an IPv4 address", "10.0.0.1", None)
+    nni_manager_ip: str | None = must_be("an IPv4 address or a host name", "10.0.0.1", None)
     log_dir: str = must_be("a folder", "~/nni-experiments", "", min_length=1)
     debug: bool = must_be("true or false", "false", False)
     version_check: bool | None = must_be("true or false", "true", None)
@@ -246,9 +360,7 @@ class ExperimentV1(Schema):
     assessor: AssessorV1 | None = must_be("a mapping", "{builtinAssessorName: Medianstop}", None)
     advisor: AdvisorV1 | None = must_be("a mapping", "{builtinAdvisorName: Hyperband}", None)
     # NNI has none of these three: its reuse mode leaves after 600 s, whatever the file says.
-    reuse_idle_timeout: Annotated[float | None, PlainValidator(_duration_s)] = must_be(
-        "a whole number and one of s, m, h, d", "10m", None
-    )
+    reuse_idle_timeout: Duration = must_be("a whole number and one of s, m, h, d", "10m", None)
     max_trials_per_job: int = must_be("a whole number from 0 to 999999999", "0", 0, ge=0, le=999_999_999)
     warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
 
@@ -257,18 +369,20 @@ class ExperimentV1(Schema):
     def _is_here(cls, word: Any) -> Any:
         if word in PLATFORMS or is_placeholder(word) or not isinstance(word, str):
             return word
-        if word in PLATFORM_KEYS:
-            raise refusal(
-                f"cannot use trainingServicePlatform {word!r} yet: this version runs experiments on this machine and on "
-                "OpenPAI; write trainingServicePlatform: local or pai"
-            )
-        remedy = remedy_for_unknown(word, (*PLATFORMS, *PLATFORM_KEYS))
+        if word in LEFT_OUT:
+            raise refusal(f"cannot use trainingServicePlatform: {shown(word)}: {LEFT_OUT[word]}")
+        remedy = "did you mean pai?" if word == "openpai" else remedy_for_unknown(word, PLATFORMS)
         raise refusal(f"cannot use trainingServicePlatform: {shown(word)} is not a platform; {remedy}")
 
     @field_validator("nni_manager_ip")
     @classmethod
-    def _is_ipv4(cls, text: str | None) -> str | None:
-        return None if text is None else str(ipaddress.IPv4Address(text))
+    def _is_reachable(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        # What ends with a number is an address, or none; a name is one that DNS could hold.
+        if not _HOST_NAME.fullmatch(text) or text.rpartition(".")[2].isdigit():
+            return str(ipaddress.IPv4Address(text))
+        return text
 
     @field_validator("warm_imports")
     @classmethod
@@ -296,28 +410,13 @@ class LocalExperimentV1(ExperimentV1):
 
     trial: LocalTrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: .}')
     local_config: LocalConfigV1 | None = must_be("a mapping", "{maxTrialNumPerGpu: 1}", None)
-    pai_config: Any = None
-
-    @field_validator("pai_config")
-    @classmethod
-    def _is_for_pai(cls, value: Any) -> None:
-        if value is not None:
-            raise refusal(
-                "cannot use paiConfig: it is for another platform; write trainingServicePlatform: pai, or remove it"
-            )
 
 
 class PaiExperimentV1(ExperimentV1):
     """A whole file of an experiment on OpenPAI."""
 
+    answers: ClassVar[dict[str, str]] = ExperimentV1.answers | {
+        "localConfig": "OpenPAI chooses machines and GPUs by itself; remove it, and write reuse into paiConfig"
+    }
     trial: PaiTrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: ., image: ...}')
     pai_config: PaiConfigV1 = must_be("a mapping", "{userName: ada, token: ..., host: openpai.example.com}")
-    local_config: Any = None
-
-    @field_validator("local_config")
-    @classmethod
-    def _is_for_local(cls, value: Any) -> None:
-        if value is not None:
-            raise refusal(
-                "cannot use localConfig: OpenPAI chooses machines and GPUs by itself; remove it, and write reuse into paiConfig"
-            )

@@ -6,18 +6,22 @@ What v1 cannot say is answered here. Source: NNI v2.10, nni/experiment/config.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic.alias_generators import to_camel
-
 from nni_manager.config.document import Document, PathInFile
-from nni_manager.config.mistakes import Mistake, key_of, remedy_for_unknown, shown
+from nni_manager.config.kubernetes import SECTION
+from nni_manager.config.mistakes import Mistake, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.model import LOCAL_HOST
+from nni_manager.config.v1 import OWN_ADVISOR
 
+# A place in any file: `*` stands for the index of an item.
 _Place = tuple[str, ...]
+_PathHere = tuple[str | int, ...]
+EACH = "*"
 
 
 def _places(table: Mapping[str, str]) -> dict[_Place, _Place]:
@@ -27,6 +31,7 @@ def _places(table: Mapping[str, str]) -> dict[_Place, _Place]:
 _EVERYWHERE = _places(
     {
         "experimentName": "experimentName",
+        "description": "description",
         "experimentWorkingDirectory": "logDir",
         "searchSpaceFile": "searchSpacePath",
         "trialCommand": "trial.command",
@@ -35,19 +40,26 @@ _EVERYWHERE = _places(
         "trialGpuNumber": "trial.gpuNum",
         "maxExperimentDuration": "maxExecDuration",
         "maxTrialNumber": "maxTrialNum",
+        "maxTrialDuration": "maxTrialDuration",
+        "maxTrialRetry": "maxTrialRetry",
         "nniManagerIp": "nniManagerIp",
         "useAnnotation": "useAnnotation",
         "debug": "debug",
         "logLevel": "logLevel",
+        "logCollection": "logCollection",
+        "versionCheck": "versionCheck",
         "tunerGpuIndices": "tuner.gpuIndices",
         "tuner.name": "tuner.builtinTunerName",
         "tuner.classArgs": "tuner.classArgs",
+        "tuner.includeIntermediateResults": "tuner.includeIntermediateResults",
         "tuner.className": "tuner.className",
         "tuner.codeDirectory": "tuner.codeDir",
+        "tuner.callTimeout": "tuner.callTimeout",
         "assessor.name": "assessor.builtinAssessorName",
         "assessor.classArgs": "assessor.classArgs",
         "assessor.className": "assessor.className",
         "assessor.codeDirectory": "assessor.codeDir",
+        "assessor.callTimeout": "assessor.callTimeout",
         "advisor.name": "advisor.builtinAdvisorName",
         "advisor.classArgs": "advisor.classArgs",
         "trainingService.platform": "trainingServicePlatform",
@@ -69,6 +81,7 @@ _OPENPAI = _places(
         "trainingService.host": "paiConfig.host",
         "trainingService.username": "paiConfig.userName",
         "trainingService.token": "paiConfig.token",
+        "trainingService.password": "paiConfig.passWord",
         "trainingService.trialCpuNumber": "trial.cpuNum",
         "trainingService.trialMemorySize": "trial.memoryMB",
         "trainingService.dockerImage": "trial.image",
@@ -80,25 +93,218 @@ _OPENPAI = _places(
         "trainingService.reuseMode": "paiConfig.reuse",
     }
 )
-_PLATFORM = {"openpai": "pai"}
-_SECTIONS = ("tuner", "advisor", "assessor", "trainingService")
+
+
+def _kubernetes(section: str, path: str, roles: Mapping[str, str]) -> dict[_Place, _Place]:
+    """The places of what both operators have; `path` is where v1 has the path of the storage."""
+    places = {
+        "storage.storageType": f"{section}.storage",
+        "storage.server": f"{section}.nfs.server",
+        "storage.path": f"{section}.{path}",
+        "storage.claimName": f"{section}.pvc.name",
+        "storage.azureAccount": f"{section}.azureStorage.accountName",
+        "storage.azureShare": f"{section}.azureStorage.azureShare",
+        "storage.keyVaultName": f"{section}.keyVault.vaultName",
+        "storage.keyVaultKey": f"{section}.keyVault.name",
+        "storage.uploadRetryCount": f"{section}.uploadRetryCount",
+        "namespace": f"{section}.namespace",
+        "reuseMode": f"{section}.reuse",
+    }
+    of_role = {
+        "command": "command",
+        "gpuNumber": "gpuNum",
+        "cpuNumber": "cpuNum",
+        "memorySize": "memoryMB",
+        "sharedMemorySize": "shmMB",
+        "dockerImage": "image",
+        "privateRegistryAuthPath": "privateRegistryAuthPath",
+    }
+    places |= {f"{v2}.{key}": f"{v1}.{of_role[key]}" for v2, v1 in roles.items() for key in of_role}
+    return _places({f"trainingService.{v2}": v1 for v2, v1 in places.items()})
+
+
+_REPLICAS = ("worker", "ps", "master")
+_ROLES = [(role,) for role in _REPLICAS]
+
+
+def _frameworkcontroller(path: str) -> dict[_Place, _Place]:
+    section = SECTION["frameworkcontroller"]
+    role, policy = "trial.taskRoles.*", "frameworkAttemptCompletionPolicy"
+    return _kubernetes(section, path, {"taskRoles.*": role}) | _places(
+        {
+            "trainingService.serviceAccountName": f"{section}.serviceAccountName",
+            "trainingService.configPath": f"{section}.configPath",
+            "trainingService.taskRoles.*.name": f"{role}.name",
+            "trainingService.taskRoles.*.taskNumber": f"{role}.taskNum",
+            f"trainingService.taskRoles.*.{policy}.minFailedTaskCount": f"{role}.{policy}.minFailedTaskCount",
+            # Without the last two letters of the first schema's.
+            f"trainingService.taskRoles.*.{policy}.minSucceedTaskCount": f"{role}.{policy}.minSucceededTaskCount",
+        }
+    )
+
+
+def _kubeflow(path: str) -> dict[_Place, _Place]:
+    section = SECTION["kubeflow"]
+    return _kubernetes(section, path, {role: f"trial.{role}" for role in _REPLICAS}) | _places(
+        {
+            "trainingService.operator": f"{section}.operator",
+            "trainingService.apiVersion": f"{section}.apiVersion",
+        }
+        | {f"trainingService.{role}.replicas": f"trial.{role}.replicas" for role in _REPLICAS}
+    )
+
+
+# Other names that NNI has taken for the same in some of its versions.
+ALIASES = _places(
+    {
+        "trainingService.trialCommand": "trialCommand",
+        "trainingService.trialCodeDirectory": "trialCodeDirectory",
+        "trainingService.trialGpuNumber": "trialGpuNumber",
+        "trainingService.nniManagerIp": "nniManagerIp",
+        "trainingService.storage.storage": "trainingService.storage.storageType",
+        "trainingService.storage.keyVault": "trainingService.storage.keyVaultName",
+        "trainingService.storage.keyVaultSecret": "trainingService.storage.keyVaultKey",
+        "trainingService.taskRoles.*.frameworkAttemptCompletionPolicy.minSucceededTaskCount": "trainingService.taskRoles.*."
+        "frameworkAttemptCompletionPolicy.minSucceedTaskCount",
+    }
+)
+# The platforms of v2 that trials can run on, by v1's names.
+PLATFORMS = {
+    "local": "local",
+    "openpai": "pai",
+    "frameworkcontroller": "frameworkcontroller",
+    "kubeflow": "kubeflow",
+}
+# What is wrong with the whole of these, v1 says of the same.
+SECTIONS = _places(
+    {each: each for each in ("tuner", "advisor", "assessor")}
+    | {"trainingService.taskRoles": "trial.taskRoles", "trainingService.taskRoles.*": "trial.taskRoles.*"}
+    | {f"trainingService.{role}": f"trial.{role}" for role in _REPLICAS}
+)
+# Where v2 has no section of its own for one of v1's, the one that holds its keys.
+_WHOLES: dict[_Place, _Place] = {
+    (section,): ("trainingService",) for section in ("localConfig", "paiConfig", *SECTION.values())
+} | {
+    (section, part): ("trainingService", "storage")
+    for section in SECTION.values()
+    for part in ("nfs", "azureStorage", "keyVault", "pvc")
+}
+# What describes each kind of storage.
+_STORAGE_KEYS = {
+    "nfs": ("server", "path"),
+    "azureStorage": ("azureAccount", "azureShare", "keyVaultName", "keyVaultKey", "uploadRetryCount"),
+    "pvc": ("path", "claimName"),
+}
+_STORAGE_EXAMPLE = "storage: {storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}"
 _NOT_YET = {
-    "maxTrialDuration": "trials end by themselves or with the experiment",
     "sharedStorage": "name the storage where the training service has it",
     "trainingService.openpaiConfig": "write it into a file and name that in openpaiConfigFile",
 }
+_ANSWERS = {
+    "name": "did you mean experimentName?",
+    "authorName": "NNI's second schema has no such key; remove it",
+    "trial": "it is of NNI's first schema; write trialCommand, trialCodeDirectory and trialGpuNumber",
+    "experimentType": "architecture search is not supported; write hpo, or remove it",
+    "advisor.className": OWN_ADVISOR,
+    "advisor.codeDirectory": OWN_ADVISOR,
+    "multiPhase": "NNI gave it up; remove it",
+    "multiThread": "NNI gave it up; remove it",
+    **{
+        f"trainingService.storage.{key}": f"it is for storageType: {kind}; remove it, or write that"
+        for kind, keys in _STORAGE_KEYS.items()
+        for key in keys
+    },
+    "trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?",
+    "trainingService.reuse": "did you mean reuseMode?",
+}
 # Only files of v2 have them.
 _SIGNS = frozenset(
-    {"trainingService", "trialCommand", "trialCodeDirectory", "searchSpaceFile", "searchSpace"}
+    map(
+        folded,
+        (
+            "trainingService",
+            "trialCommand",
+            "trialCodeDirectory",
+            "trialGpuNumber",
+            "searchSpaceFile",
+            "searchSpace",
+            "maxExperimentDuration",
+            "maxTrialNumber",
+            "experimentWorkingDirectory",
+        ),
+    )
 )
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([tgmk]?)i?b?", re.IGNORECASE)
-_MB = {"t": 1024 * 1024, "g": 1024, "m": 1, "": 1, "k": 1 / 1024}
+DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
+_SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
+# An image that NNI takes when a file names none.
+DEFAULT_IMAGE = "msranni/nni:latest"
+
+
+def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _Place]:
+    """Where v1 has what v2 has, by v2's places; `platform` in v2's word, of which None and unknown ones have no keys."""
+    path = "pvc.path" if storage == "pvc" else "nfs.path"
+    match platform:
+        case "local":
+            return _EVERYWHERE | _LOCAL
+        case "openpai":
+            return _EVERYWHERE | _OPENPAI
+        case "frameworkcontroller" | "kubeflow":
+            here = _frameworkcontroller(path) if platform == "frameworkcontroller" else _kubeflow(path)
+            # Each role has its own.
+            shared = {
+                v2: v1
+                for v2, v1 in _EVERYWHERE.items()
+                if v1 not in (("trial", "command"), ("trial", "gpuNum"))
+            }
+            others = {
+                key
+                for kind, keys in _STORAGE_KEYS.items()
+                if storage in _STORAGE_KEYS and kind != storage
+                for key in keys
+            }
+            others -= set(_STORAGE_KEYS.get(str(storage), ()))
+            return shared | {v2: v1 for v2, v1 in here.items() if v2[1] != "storage" or v2[-1] not in others}
+        case _:
+            return dict(_EVERYWHERE)
+
+
+def given_without_being_written(platform: str) -> dict[_Place, _Place]:
+    """What v2 has and v1 has not, or gives a default where v1 has none, with its place in v1; () where that has none."""
+    places = _places({"experimentName": "experimentName", "trialCodeDirectory": "trial.codeDir"})
+    if platform == "openpai":
+        return places | _places({"trainingService.dockerImage": "trial.image"})
+    if platform == "frameworkcontroller":
+        places |= _places({"trainingService.taskRoles.*.dockerImage": "trial.taskRoles.*.image"})
+    if platform == "kubeflow":
+        for role in _REPLICAS:
+            places |= _places({f"trainingService.{role}.dockerImage": f"trial.{role}.image"})
+            places |= _places({f"trainingService.{role}.gpuNumber": f"trial.{role}.gpuNum"})
+            places["trainingService", role, "codeDirectory"] = ()
+    if platform in SECTION:
+        places |= {("trialCommand",): (), ("trialGpuNumber",): ()}
+        places |= {("trainingService", key): () for key in ("trialCommand", "trialGpuNumber")}
+    return places
+
+
+def words_of_v2() -> dict[str, str]:
+    """What to say of a key of v2 in a file of v1, by that key."""
+    words = {
+        key_of(v2): v1[-1] if v2[0] == v1[0] else key_of(v1)
+        for v2, v1 in _EVERYWHERE.items()
+        if v2[-1] != v1[-1] and v2[0] != "trainingService"
+    }
+    answers = {v2: f"it is of NNI's second schema; write {v1} here" for v2, v1 in words.items()}
+    return answers | {
+        "trainingService": "it is of NNI's second schema, and trainingServicePlatform of the first; keep to one of them",
+        "searchSpace": "it is of NNI's second schema; write it into a JSON file, and name that in searchSpacePath",
+    }
 
 
 def is_v2(value: Mapping[Any, Any]) -> bool:
     """Whether a file's content is v2's."""
-    keys = {to_camel(key) if isinstance(key, str) and "_" in key else key for key in value}
-    return bool(keys & _SIGNS) and "trainingServicePlatform" not in keys
+    keys = {folded(key) for key in value if isinstance(key, str)}
+    return bool(keys & _SIGNS) and folded("trainingServicePlatform") not in keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +313,27 @@ class DocumentV2(Document):
 
     names: Mapping[_Place, _Place] = field(default_factory=dict)
     """Where v2 has what v1 has there."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know though it is no mistake."""
 
     def mistake(self, path: PathInFile, message: str) -> Mistake:
         """A mistake at this path of the v1 file, told as one of this file."""
-        place = tuple(map(str, path))
         message = _in_words_of_v2(message, self.names)
-        for length in range(len(place), 0, -1):
-            if (there := self.names.get(place[:length])) is not None:
-                message = message.replace(f"e.g. {place[length - 1]}: ", f"e.g. {there[-1]}: ")
+        if tuple(path) == ("trainingServicePlatform",):
+            message = re.sub(r"\bpai\b", "openpai", message)
+        for length in range(len(path), 0, -1):
+            if (there := self._v2(path[:length])) is not None:
                 path = (*there, *path[length:])
                 break
         return self.said(path, message)
+
+    def _v2(self, path: PathInFile) -> _PathHere | None:
+        place = place_of(path)
+        there = self.names.get(place)
+        if there is None:
+            # A section as a whole, where v2 has one for it.
+            there = next((v2 for v2, v1 in SECTIONS.items() if v1 == place), _WHOLES.get(place))
+        return None if there is None else with_indices(there, path)
 
     def said(self, path: PathInFile, message: str) -> Mistake:
         """A mistake at this path of this file."""
@@ -127,85 +343,306 @@ class DocumentV2(Document):
 
 def as_v1(document: Document) -> DocumentV2:
     """The v1 file that says what this v2 file says; its `mistakes` have what no v1 file can say."""
-    found = dict(_flat(document.value))
-    service = document.value.get("trainingService", document.value.get("training_service"))
-    platform = found.get(("trainingService", "platform"))
-    table = _EVERYWHERE | (_OPENPAI if platform == "openpai" else _LOCAL if platform == "local" else {})
-    names = {v1: v2 for v2, v1 in table.items()}
-    value: dict[str, Any] = {"authorName": "unknown", "experimentName": Path(document.file).stem, "trial": {}}
-    translated = DocumentV2(document.file, value, document.root, document.mistakes, names)
-    mistakes = list(document.mistakes)
-    if service is not None and not isinstance(service, Mapping):
-        mistakes.append(
-            translated.said(
-                ("trainingService",),
-                "cannot use trainingService: several at once are not in this version yet; write one, "
-                "such as trainingService: {platform: openpai, ...}",
+    return _Translation(document).translated()
+
+
+class _Translation:
+    """One pass over one file: each value goes where v1 has it, and what v1 cannot say is noted."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        service = _get(document.value, "trainingService")
+        platform = _get(service, "platform")
+        self.platform = platform if isinstance(platform, str) else None
+        self.is_called_pai = self.platform == "pai"
+        if self.is_called_pai:
+            self.platform = "openpai"
+        storage = _get(service, "storage")
+        kind = _get(storage, "storageType") or _get(storage, "storage")
+        self.table = names_on(self.platform, kind if isinstance(kind, str) else None)
+        self.sections = {v2[:length] for v2 in (*self.table, *ALIASES) for length in range(1, len(v2))}
+        self.value: dict[str, Any] = {
+            "authorName": "unknown",
+            "experimentName": Path(document.file).stem,
+            "trial": {},
+        }
+        self.names = {v1: v2 for v2, v1 in self.table.items()}
+        self.said_at: dict[_PathHere, _PathHere] = {}
+        self.mistakes: list[Mistake] = list(document.mistakes)
+        self.warnings: list[str] = []
+        self.code_directories: dict[_PathHere, Any] = {}
+        self.search_space: list[Any] = []
+
+    def translated(self) -> DocumentV2:
+        self._take(self.document.value, (), ())
+        if self.is_called_pai:
+            self._refuse(
+                ("trainingService", "platform"),
+                '"pai" is its name in NNI\'s first schema; write platform: openpai',
             )
+        service = _get(self.document.value, "trainingService")
+        platform = _get(service, "platform")
+        if service is not None and not isinstance(service, Mapping):
+            self.value["trainingServicePlatform"] = "local"  # what is wrong has been told
+        elif self.platform is not None:
+            self.value["trainingServicePlatform"] = PLATFORMS.get(self.platform, self.platform)
+        elif platform is not None:
+            self.value["trainingServicePlatform"] = platform  # which is no text
+        match self.platform:
+            case "openpai":
+                self._as_openpai_has_it()
+            case "frameworkcontroller" | "kubeflow":
+                self._as_kubernetes_has_it()
+        self.value["trial"].setdefault("codeDir", ".")
+        if self.search_space:
+            self.value["searchSpace"] = self.search_space[0]
+        made = self.document
+        return DocumentV2(
+            made.file, self.value, made.root, tuple(self.mistakes), self.names, tuple(self.warnings)
         )
-    for place, item in found.items():
-        key = key_of(place)
-        if place == ("searchSpace",) or (key == "trainingService" and not isinstance(item, Mapping)):
-            continue
-        if key in _NOT_YET:
-            mistakes.append(
-                translated.said(place, f"cannot use {key}: it is not in this version yet; {_NOT_YET[key]}")
+
+    def _take(self, value: Any, place: _Place, here: _PathHere) -> None:
+        """Take over what is at `place`, which is at `here` with the numbers of items."""
+        if isinstance(value, list) and (*place, EACH) in self.sections:
+            for index, item in enumerate(value):
+                self._take(item, (*place, EACH), (*here, index))
+        elif isinstance(value, Mapping) and (place in self.sections or not place):
+            if place in SECTIONS:
+                self._put(with_indices(SECTIONS[place], here), {})
+            known = {
+                folded(each[len(place)]): each[len(place)]
+                for each in (*self.table, *ALIASES, ("searchSpace",))
+                if each[: len(place)] == place and len(each) > len(place)
+            }
+            seen: set[str] = set()
+            for key, item in value.items():
+                name = known.get(folded(key), key) if isinstance(key, str) else str(key)
+                if name in seen:
+                    self._refuse((*here, str(key)), f"it is {name} in another spelling; keep one of the two")
+                    continue
+                seen.add(name)
+                self._take_key(item, (*place, name), (*here, name))
+        elif place == ("trainingService",) and isinstance(value, list):
+            self._refuse(
+                here,
+                "several at once are not in this version; write one, such as trainingService: {platform: openpai, ...}",
             )
-        elif place in table:
-            _put(value, table[place], item)
-        elif item is not None and (platform in ("local", "openpai") or place[0] != "trainingService"):
-            known = [key_of(name) for name in table if name[:-1] == place[:-1]]
-            remedy = remedy_for_unknown(key, known, verb="remove it or use")
-            mistakes.append(translated.said(place, f"cannot use {key}: there is no such key here; {remedy}"))
-    value["trainingServicePlatform"] = _PLATFORM.get(str(platform), platform)
-    value["trial"].setdefault("codeDir", ".")
-    if platform == "openpai":
-        mistakes += _as_openpai_has_it(translated, value)
-    if "searchSpace" in {place[0] for place in found}:
-        value["searchSpace"] = found["searchSpace",]
-    return DocumentV2(document.file, value, document.root, tuple(mistakes), names)
+        elif place in SECTIONS:
+            self._put(with_indices(SECTIONS[place], here), value)
+        elif value is not None:
+            example = {"trainingService": "{platform: local}"}.get(
+                place[-1], "{storageType: nfs, server: ..., path: ...}"
+            )
+            self._refuse(here, f"{shown(value)} is not a mapping; write e.g. {place[-1]}: {example}")
 
+    def _take_key(self, item: Any, place: _Place, here: _PathHere) -> None:
+        key = key_of(place)
+        primary = ALIASES.get(place, place)
+        if place == ("searchSpace",):
+            self.search_space = [item]
+        elif key in _NOT_YET and place not in self.table:
+            self._refuse(here, f"it is not in this version yet; {_NOT_YET[key]}")
+        elif primary in self.table:
+            self._put_value(self.table[primary], primary, place, here, item)
+        elif place in self.sections:
+            self._take(item, place, here)
+        elif self.platform == "kubeflow" and place[-2:-1] in _ROLES and folded(place[-1]) == "codedirectory":
+            self.code_directories[here] = item
+        elif self.platform in SECTION and primary in (("trialCommand",), ("trialGpuNumber",)):
+            self.warnings.append(f"{key_of(here)} has no effect on {self.platform}: each role has its own")
+        elif key == "experimentType" and item in ("hpo", None):
+            pass  # NNI v3 writes it, and architecture search is the other
+        elif item is not None and (self.platform in PLATFORMS or place[0] != "trainingService"):
+            self._refuse_unknown(place, here, item)
 
-def _as_openpai_has_it(document: DocumentV2, value: dict[str, Any]) -> list[Mistake]:
-    trial, cluster = value["trial"], value.setdefault("paiConfig", {})
-    cluster.setdefault("reuse", True)
-    host = cluster.get("host")
-    if isinstance(host, str) and "://" not in host and host.lower() != LOCAL_HOST:
-        cluster["host"] = f"https://{host}"
-    size = trial.get("memoryMB")
-    if size is None:
-        return []
-    found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    if found is None:
-        trial["memoryMB"] = 100  # any that v1 takes: what is wrong is told here
-        place = ("trainingService", "trialMemorySize")
-        text = f"cannot use {key_of(place)}: {shown(size)} is not a size; write e.g. trialMemorySize: 8gb"
-        return [document.said(place, text)]
-    trial["memoryMB"] = int(float(found[1]) * _MB[found[2].lower()])
-    return []
+    def _put_value(self, v1: _Place, primary: _Place, place: _Place, here: _PathHere, item: Any) -> None:
+        target = with_indices(v1, here)
+        if target in self.said_at:
+            first = key_of(self.said_at[target])
+            is_inner = place[0] == "trainingService" and primary[0] != "trainingService"
+            winner = key_of(here) if is_inner else first
+            self.warnings.append(f"{winner} wins over {first if is_inner else key_of(here)}")
+            if not is_inner:
+                return
+        if item is None:
+            return  # as if the key were not there
+        self.said_at[target] = here
+        self.names[v1] = place
+        if v1[-1] in DURATIONS:
+            item = self._duration(here, item)
+        self._put(target, item)
 
+    def _duration(self, here: _PathHere, item: Any) -> str:
+        """The duration as v1 writes it."""
+        if isinstance(item, int) and not isinstance(item, bool) and 0 < item < 10**9:
+            return f"{item}s"
+        found = re.match(DURATION_PATTERN, item) if isinstance(item, str) else None
+        seconds = float(found[1]) * _SECONDS_OF[found[2].lower()] if found else 0
+        if not 0 < seconds < 10**9:
+            self._refuse(
+                here, f"{shown(item)} is not a number and one of s, m, h, d; write e.g. {here[-1]}: 1h"
+            )
+            return "1h"
+        if found and found[1].isdigit():
+            return f"{int(found[1])}{found[2].lower()}"
+        return f"{max(1, round(seconds))}s"
 
-def _flat(value: Mapping[Any, Any]) -> Iterator[tuple[_Place, Any]]:
-    """Keys and values, with those of sections one level down, in v2's camelCase."""
-    for key, item in value.items():
-        name = to_camel(key) if isinstance(key, str) and "_" in key else str(key)
-        if name in _SECTIONS and isinstance(item, Mapping):
-            for inner, of_inner in item.items():
-                yield (
-                    (name, to_camel(inner) if isinstance(inner, str) and "_" in inner else str(inner)),
-                    of_inner,
+    def _put(self, path: _PathHere, item: Any) -> None:
+        put(self.value, path, item)
+
+    def _refuse(self, here: PathInFile, why: str) -> None:
+        line_of = DocumentV2(self.document.file, None, self.document.root)
+        self.mistakes.append(line_of.said(here, f"cannot use {key_of(here)}: {why}"))
+
+    def _refuse_unknown(self, place: _Place, here: _PathHere, item: Any) -> None:
+        answer = _ANSWERS.get(key_of(place))
+        if answer is None and len(place) == 1 and place in self.names:
+            answer = f"it is of NNI's first schema; write {key_of(self.names[place])} here"
+            self._put(place, item)  # or it would be told as missing, too
+        if answer is None and place[0] in ("tuner", "assessor", "advisor") and place in self.names:
+            answer = f"it is of NNI's first schema; write {self.names[place][-1]} here"
+            self._put(place, item)
+        if answer is None and len(place) == 1:
+            answer = _answer_of_a_section(place[0])
+        if answer is None:
+            known = [v2[-1] for v2 in self.table if v2[:-1] == place[:-1]] or [
+                key_of(v2) for v2 in self.table
+            ]
+            answer = (
+                f"there is no such key here; {remedy_for_unknown(place[-1], known, verb='remove it or use')}"
+            )
+        self._refuse(here, answer)
+
+    # ---- what v2 has of its own, and leaves to defaults
+
+    def _as_openpai_has_it(self) -> None:
+        trial, cluster = self.value["trial"], self.value.setdefault("paiConfig", {})
+        cluster.setdefault("reuse", True)
+        host = cluster.get("host")
+        if isinstance(host, str) and "://" not in host and host.lower() != LOCAL_HOST:
+            cluster["host"] = f"https://{host}"
+        if "image" not in trial and "paiConfigPath" not in trial:
+            self._default_image(trial, "trainingService.dockerImage")
+
+    def _as_kubernetes_has_it(self) -> None:
+        trial, section = self.value["trial"], self.value.setdefault(SECTION[str(self.platform)], {})
+        section.setdefault("reuse", True)
+        roles = trial.get("taskRoles")
+        found = {f"taskRoles[{i}]": role for i, role in enumerate(roles if isinstance(roles, list) else ())}
+        found |= {name: trial[name] for name in _REPLICAS if name in trial}
+        for name, role in found.items():
+            if not isinstance(role, dict):
+                continue
+            if self.platform == "kubeflow":
+                role.setdefault("gpuNum", 0)
+            if "image" not in role:
+                self._default_image(role, f"trainingService.{name}.dockerImage")
+        self._one_code_directory(trial)
+
+    def _default_image(self, pod: dict[str, Any], key: str) -> None:
+        pod["image"] = DEFAULT_IMAGE
+        self.warnings.append(
+            f"{key} is not set: NNI's default is used, {DEFAULT_IMAGE}, which has no trial-keeper; docs/images.md says how "
+            "to make an image that has one"
+        )
+
+    def _one_code_directory(self, trial: dict[str, Any]) -> None:
+        folders = {value for value in self.code_directories.values() if isinstance(value, str)}
+        if "codeDir" not in trial and len(folders) == 1:
+            here, trial["codeDir"] = next(iter(self.code_directories.items()))
+            self.names["trial", "codeDir"] = tuple(map(str, here))
+            return
+        for here, folder in self.code_directories.items():
+            if folder != trial.get("codeDir", "."):
+                self.warnings.append(
+                    f"{key_of(here)} has no effect: every role runs the code of trialCodeDirectory"
                 )
-        else:
-            yield (name,), item
 
 
-def _put(value: dict[str, Any], place: _Place, item: Any) -> None:
-    for step in place[:-1]:
-        value = value.setdefault(step, {})
-    value[place[-1]] = item
+def _answer_of_a_section(name: str) -> str | None:
+    """What to say of a section that v1 has for a platform."""
+    if name.endswith("Config") or name == "machineList":
+        return "it is of NNI's first schema; write what is in it into trainingService"
+    return None
+
+
+def _get(value: Any, name: str) -> Any:
+    """The value of a key in any of its spellings; None where there is none."""
+    if not isinstance(value, Mapping):
+        return None
+    return next(
+        (item for key, item in value.items() if isinstance(key, str) and folded(key) == folded(name)), None
+    )
+
+
+def put(value: dict[str, Any], path: PathInFile, item: Any) -> None:
+    """Put an item at a path, with the mappings and lists above it. An empty mapping leaves one that is there as it is."""
+    inside: Any = value
+    for step, following in zip(path, (*path[1:], None), strict=True):
+        if isinstance(inside, list) and isinstance(step, int):
+            inside += [{} for _ in range(step + 1 - len(inside))]
+        if following is None:
+            if item != {} or not isinstance(_at(inside, step), dict):
+                inside[step] = item
+            return
+        if not isinstance(_at(inside, step), dict | list):
+            inside[step] = [] if isinstance(following, int) else {}
+        inside = inside[step]
+
+
+def _at(inside: Any, step: str | int) -> Any:
+    if isinstance(inside, list):
+        return inside[step] if isinstance(step, int) and step < len(inside) else None
+    return inside.get(step)
+
+
+def place_of(path: PathInFile) -> _Place:
+    """A path without the numbers of items."""
+    return tuple(EACH if isinstance(step, int) else step for step in path)
+
+
+def with_indices(place: _Place, path: PathInFile) -> _PathHere:
+    """The place with the indices of the items in `path`, in their order."""
+    indices = iter([step for step in path if isinstance(step, int)])
+    return tuple(next(indices, 0) if step == EACH else step for step in place)
 
 
 def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
-    words = {key_of(v1): key_of(v2) for v1, v2 in names.items() if v1 != v2}
-    pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-    return re.sub(rf"(?<![\w.])({pattern})(?![\w])", lambda found: words[found[0]], message)
+    words = _WHOLES | {v1: v2 for v1, v2 in names.items() if v1 != v2}
+    words |= {v1: v2 for v2, v1 in SECTIONS.items() if v1 != v2 and any(name[:2] == v1[:2] for name in names)}
+    head, example, tail = message.partition("write e.g. ")
+    for v1 in sorted(words, key=lambda place: len(key_of(place)), reverse=True):
+        pattern, v2 = rf"(?<![\w.]){_pattern(v1)}(?!\w)", words[v1]
+        head = re.sub(pattern, partial(_written, v2), head)
+        if len(v1) > 1:
+            tail = re.sub(pattern, partial(_written, v2), tail)
+    # An example says how the last key of it is written, and those within a mapping.
+    lasts: dict[str, set[str]] = {}
+    for v1, v2 in names.items():
+        lasts.setdefault(v1[-1], set()).add(v2[-1])
+    for last, others in lasts.items():
+        if len(others) == 1 and last not in others:
+            (v2_last,) = others
+            tail = re.sub(rf"(?<![\w.]){last}(?=: )", v2_last, tail)
+            if last != last.lower() or last == "reuse":
+                head = re.sub(rf"(?<![\w.]){last}(?![\w:.])|(?<={{){last}(?=:)", v2_last, head)
+    tail = tail.replace("codeDir, classFileName and className", "codeDirectory and className")
+    if "nfs: {" in tail:
+        tail = _STORAGE_EXAMPLE
+    tail = tail.replace("keyVault: {", "storage: {storageType: azureStorage, ")
+    tail = tail.replace("azureStorage: {", "storage: {storageType: azureStorage, ")
+    return (
+        head
+        + example
+        + tail.replace("pvc: {", "storage: {storageType: pvc, ").replace(
+            ", name: storage-key", ", keyVaultKey: storage-key"
+        )
+    )
+
+
+def _pattern(place: _Place) -> str:
+    return re.escape(key_of(place)).replace(r"\.\*", r"\[(\d+)\]")
+
+
+def _written(place: _Place, found: re.Match[str]) -> str:
+    return key_of(with_indices(place, [int(index) for index in found.groups()]))

@@ -4,10 +4,11 @@ Times inside events are seconds since the epoch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import Trial
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
@@ -34,6 +35,13 @@ class ParametersSuggested:
 @dataclass(frozen=True, slots=True)
 class TunerExhausted:
     """The tuner has no parameters left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunerNotReady:
+    """The tuner has no parameters at present, and may have some when another trial is over."""
+
+    sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,30 @@ class ExperimentStopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsChanged:
+    """Somebody wants other limits; they are stored already."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpaceChanged:
+    """From now on the tuner proposes parameters of another search space, of which there may be more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialProposed:
+    """Somebody wants a trial with these parameters, whatever the tuner thinks and whichever limit is reached. The id is new.
+
+    To be posted only while the experiment `takes_trials`.
+    """
+
+    trial_id: str
+    parameters: Mapping[str, Any]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """A good moment to look at the limits."""
 
@@ -194,6 +226,7 @@ Event = (
     Begun
     | ParametersSuggested
     | TunerExhausted
+    | TunerNotReady
     | TunerFailed
     | AttemptStarted
     | MetricsStored
@@ -212,6 +245,9 @@ Event = (
     | TrialStopAsked
     | TrialRefused
     | ExperimentStopAsked
+    | LimitsChanged
+    | SearchSpaceChanged
+    | TrialProposed
     | TimePassed
 )
 
@@ -227,10 +263,19 @@ class AskTuner:
 
 @dataclass(frozen=True, slots=True)
 class TellTuner:
-    """How a trial came out. None: it has no result."""
+    """How a trial came out. None: it has no result. By its id the rest of it can be looked up."""
 
     sequence_id: int
     value: float | None
+    trial_id: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TeachTuner:
+    """How a trial came out whose parameters a person gave."""
+
+    trial_id: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +283,6 @@ class AskAssessor:
     """Ask whether a trial may go on that has reported these intermediate results as well, in this attempt."""
 
     trial_id: str
-    sequence_id: int
     attempt: int
     values: tuple[float, ...]
 
@@ -247,7 +291,7 @@ class AskAssessor:
 class TellAssessor:
     """A trial is final."""
 
-    sequence_id: int
+    trial_id: str
     has_succeeded: bool
 
 
@@ -349,6 +393,7 @@ class Finish:
 Effect = (
     AskTuner
     | TellTuner
+    | TeachTuner
     | AskAssessor
     | TellAssessor
     | SaveTrial

@@ -1,14 +1,17 @@
 """The jobs of an experiment: which of them can be given a trial, and how many more are needed.
 
 A job without reuse is made for one trial and leaves after it. A reused job is made for whichever trial waits longest: once all
-its keepers are idle it is given one, and so on, until it leaves. It may be given the next one ahead, while it is busy: its
-keeper then begins that without a word from here. Nothing here looks at all jobs, so a thousand of them cost an event what
+its keepers are idle it is given one, and so on, until it leaves. It may be given the next ones ahead, while it is busy: its
+keeper then begins them without a word from here. Nothing here looks at all jobs, so a thousand of them cost an event what
 ten did.
 """
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
+
+# So many trials follow the one that a job runs, at most.
+MOST_AHEAD = 3
 
 
 class JobState(Enum):
@@ -58,8 +61,8 @@ class Job:
     job_id: str
     state: JobState = JobState.READYING
     trial_id: str | None = None
-    next_id: str | None = None
-    """The trial that follows; its keeper may run it already while the last bytes of the one before are on their way."""
+    next_ids: list[str] = field(default_factory=list)
+    """The trials that follow; its keeper may run the first already while the last bytes of the one before are on their way."""
     was_heard: bool = False
     was_found: bool = False
     idle_tasks: set[str] = field(default_factory=set)
@@ -67,7 +70,7 @@ class Job:
     @property
     def trial_ids(self) -> tuple[str, ...]:
         """All that it was given and that is not over, in order."""
-        return tuple(trial_id for trial_id in (self.trial_id, self.next_id) if trial_id is not None)
+        return () if self.trial_id is None else (self.trial_id, *self.next_ids)
 
 
 @dataclass(slots=True)
@@ -82,8 +85,8 @@ class Jobs:
     queue: deque[str] = field(default_factory=deque)
     """Trials without a job, in the order in which they are given one."""
     _idle: dict[str, None] = field(default_factory=dict)
-    _with_room: dict[str, None] = field(default_factory=dict)
-    """Busy jobs that may be given a trial ahead."""
+    _busy: tuple[dict[str, None], ...] = field(default_factory=lambda: tuple({} for _ in range(MOST_AHEAD)))
+    """Busy jobs that may be given a trial ahead, by how many they have that follow."""
     _counts: Counter[JobState] = field(default_factory=Counter)
     _made: int = 0
 
@@ -116,25 +119,25 @@ class Jobs:
         self._note_all_idle(job)
 
     def give_ahead(self, job: Job, trial_id: str) -> None:
-        """A busy job runs this trial after the one it has."""
-        job.next_id = trial_id
+        """A busy job runs this trial after those it has."""
+        job.next_ids.append(trial_id)
         job.idle_tasks.clear()
-        self._with_room.pop(job.job_id)
+        self._note_room(job)
 
     def free(self, job_id: str, trial_id: str) -> None:
         """A trial of the job is over. A job that has ended is no matter."""
         job = self.live.get(job_id)
         if job is None or trial_id not in job.trial_ids:
             return
-        if trial_id == job.trial_id:
-            job.trial_id, job.next_id = job.next_id, None
+        if trial_id != job.trial_id:
+            job.next_ids.remove(trial_id)
         else:
-            job.next_id = None
+            job.trial_id = job.next_ids.pop(0) if job.next_ids else None
         if job.trial_id is None:
             self._move(job, JobEvent.TRIAL_OVER)
             self._note_all_idle(job)
-        elif job.state is JobState.BUSY:
-            self._with_room[job_id] = None
+        else:
+            self._note_room(job)
 
     def dismiss(self, job: Job) -> None:
         """The job gets no other trial."""
@@ -146,16 +149,16 @@ class Jobs:
         if job is not None:
             self._counts[job.state] -= 1
             self._idle.pop(job_id, None)
-            self._with_room.pop(job_id, None)
+            self._forget_room(job)
         return job
 
     def next_idle(self) -> Job | None:
         """The job that has been idle longest."""
         return self.live[next(iter(self._idle))] if self._idle else None
 
-    def next_with_room(self) -> Job | None:
-        """The busy job that has had nothing to follow its trial for longest."""
-        return self.live[next(iter(self._with_room))] if self._with_room else None
+    def next_with_room(self, most_ahead: int = 1) -> Job | None:
+        """Of the busy jobs with the fewest trials that follow, fewer than these, the one that has been so for longest."""
+        return next((self.live[next(iter(jobs))] for jobs in self._busy[:most_ahead] if jobs), None)
 
     @property
     def busy(self) -> int:
@@ -191,7 +194,13 @@ class Jobs:
             self._idle.pop(job.job_id, None)
         else:
             self._idle.setdefault(job.job_id)
-        if job.state is not JobState.BUSY:
-            self._with_room.pop(job.job_id, None)
-        elif job.next_id is None:
-            self._with_room.setdefault(job.job_id)
+        self._note_room(job)
+
+    def _note_room(self, job: Job) -> None:
+        self._forget_room(job)
+        if job.state is JobState.BUSY and len(job.next_ids) < MOST_AHEAD:
+            self._busy[len(job.next_ids)][job.job_id] = None
+
+    def _forget_room(self, job: Job) -> None:
+        for jobs in self._busy:
+            jobs.pop(job.job_id, None)

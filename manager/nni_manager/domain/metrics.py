@@ -22,3 +22,17 @@ def reward(value: str) -> float | None:
     except (ValueError, RecursionError, OverflowError):
         return None  # no JSON, or nested too deeply, or an int beyond all floats
     return number if math.isfinite(number) else None
+
+
+class Reported(float):
+    """What a trial reported: the number as above, or NaN where there is none, and all of it as JSON text."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> "Reported":
+        """`text` is as the training code reported it."""
+        number = reward(text)
+        reported = super().__new__(cls, math.nan if number is None else number)
+        reported.text = text
+        return reported

@@ -57,10 +57,12 @@ class Snapshot:
         return f"{self.files} files, {_mib(self.size_bytes)} in {self.name}"
 
 
-def take_snapshot(code_dir: Path, workspace: Workspace, secret_files: tuple[Path, ...] = ()) -> Snapshot:
+def take_snapshot(
+    code_dir: Path, workspace: Workspace, secret_files: tuple[Path, ...] = (), excluded: tuple[Path, ...] = ()
+) -> Snapshot:
     """Pack the code folder into the workspace, unless a snapshot of this content is there already.
 
-    Whoever may read the shared storage may read the snapshot, so `secret_files` are not in it.
+    Whoever may read the shared storage may read the snapshot, so `secret_files` are not in it; nor are the `excluded` folders.
 
     A file that changes meanwhile is packed as it is at some moment, or, when it never stands still, as it is read.
 
@@ -68,7 +70,7 @@ def take_snapshot(code_dir: Path, workspace: Workspace, secret_files: tuple[Path
         CodeUnusable: it is too large, cannot be read, or a link or .nniignore in it cannot be used.
         SnapshotNotWritten: the workspace cannot be written.
     """
-    entries, files, size_bytes, left_out = _packable(code_dir, workspace.root, secret_files)
+    entries, files, size_bytes, left_out = _packable(code_dir, (workspace.root, *excluded), secret_files)
     path = workspace.code_snapshot(_feed(code_dir, entries, lambda *_: None))
     if not path.is_file():
         path = _write(code_dir, entries, workspace)
@@ -81,16 +83,16 @@ def size_of(code_dir: Path, storage: Path, secret_files: tuple[Path, ...] = ()) 
     Raises:
         CodeUnusable: as for `take_snapshot`.
     """
-    _, files, size_bytes, left_out = _packable(code_dir, storage, secret_files)
+    _, files, size_bytes, left_out = _packable(code_dir, (storage,), secret_files)
     without = f", without {len(left_out)} that are no files" if left_out else ""
     return f"{files} files, {_mib(size_bytes)}{without}"
 
 
 def _packable(
-    code_dir: Path, workspace_root: Path, secret_files: tuple[Path, ...]
+    code_dir: Path, excluded: tuple[Path, ...], secret_files: tuple[Path, ...]
 ) -> tuple[list[Entry], int, int, tuple[str, ...]]:
     """The members of a snapshot, how many of them are files, their bytes, and what is left out because it is no file."""
-    scan = CodeFolder(code_dir, (workspace_root,), secret_files)
+    scan = CodeFolder(code_dir, excluded, secret_files)
     entries = scan.entries()
     files = sum(entry.kind != tarfile.DIRTYPE for entry in entries)
     size_bytes = sum(entry.size_bytes for entry in entries)

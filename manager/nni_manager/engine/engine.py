@@ -2,24 +2,22 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 import string
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 from nni_manager.clock import steady_s
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.events import (
     AskAssessor,
     AskTuner,
-    AttemptLost,
-    AttemptStarted,
     Begun,
     CancelTrial,
     CloseAttempt,
@@ -30,9 +28,6 @@ from nni_manager.domain.events import (
     Finish,
     ForgetTrial,
     GiveTrial,
-    JobGone,
-    JobSubmitted,
-    ParametersSuggested,
     RecallTrial,
     SaveExperiment,
     SaveJob,
@@ -40,25 +35,23 @@ from nni_manager.domain.events import (
     SaveUsage,
     SubmitJob,
     TakeRest,
+    TeachTuner,
     TellAssessor,
     TellTuner,
     TimePassed,
-    TrialRefused,
     TrialStopAsked,
-    TunerExhausted,
-    TunerFailed,
 )
-from nni_manager.domain.experiment import STOPPED_BEFORE_IT_BEGAN
-from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.metrics import reward
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.algorithms import Algorithms
+from nni_manager.engine.changes import Changes
+from nni_manager.engine.cluster_jobs import ClusterJobs
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.mount_road import FilesClosed, MountRoad
 from nni_manager.engine.picture import Picture, experiment_of
-from nni_manager.engine.trial_files import Seen, write_experiment, write_trial
-from nni_manager.errors import NniManagerError, TryAgain
+from nni_manager.engine.trial_files import write_experiment
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import (
     ExperimentRow,
@@ -69,14 +62,12 @@ from nni_manager.store.store import (
     TrialRow,
     UsageRow,
 )
-from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import PastTrial, Tuner
+from nni_manager.tuner.base import PastTrial, TrialResult, Tuner
 from trial_keeper import __version__
-from trial_keeper.exit_codes import known
-from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.limits import collected
-from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
 
@@ -85,9 +76,6 @@ log = logging.getLogger(__name__)
 # So much of maxExecDuration a killed manager may forget.
 _SAVE_DURATION_EVERY_S = 2.0
 _LAST_KEEPERS_S = 5.0
-# A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
-_FIRST_RESUBMIT_S = 0.5
-_LONGEST_RESUBMIT_S = 30.0
 _ID_LETTERS = string.ascii_letters + string.digits
 TRIAL_ID_LENGTH = 5
 EXPERIMENT_ID_LENGTH = 8
@@ -106,7 +94,7 @@ class Engine:
         config: ExperimentConfig,
         folder: ExperimentFolder,
         make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
-        tuner: Tuner,
+        make_tuner: Callable[[ExperimentConfig], Tuner],
         assessment: Assessment | None = None,
     ) -> None:
         self.config = config
@@ -131,12 +119,9 @@ class Engine:
         """Set when the manager must end and store nothing more: for a bug, after which a resume goes on from what is stored, or
         because another manager owns the experiment."""
         self.ended_at_s: float | None = self.stored.ended_at_s
-        self.submit_problem = ""
-        """Why jobs cannot be submitted at present; empty while all is well."""
         self._service = make_service(self._note_job_ended)
         self.experiment.completion = self._service.completion
         self.experiment.jobs.tasks = self.keepers.roads.tasks = self._service.completion.tasks
-        self.experiment.looks_ahead = not tuner.learns
         self.experiment.silence.needs_network = config.reuse.is_on
         self.mount_road = MountRoad(
             self.experiment,
@@ -146,20 +131,26 @@ class Engine:
             tuple(Stream) if config.log_collection == "http" else (Stream.METRICS,),
             self.post,
         )
-        self._tuner = tuner
-        self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
-        self._assessment = assessment
-        self._assessor_thread = ThreadPoolExecutor(1, thread_name_prefix="assessor")
+        self.algorithms = Algorithms(
+            self.experiment.experiment_id, config, make_tuner, assessment, self.post, self.new_trial_id
+        )
+        self.experiment.looks_ahead = not self.algorithms.learns
+        self.jobs = ClusterJobs(
+            config,
+            self.experiment,
+            folder.workspace,
+            self._service,
+            self.keepers,
+            self.mount_road,
+            self.commits,
+            self.post,
+            self._spawn,
+            lambda: self._last_save,
+        )
+        self.changes = Changes(self)
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
-        self._code_snapshot: str | None = None
-        self._submitting: dict[str, asyncio.Task[None]] = {}
-        """Jobs that do not exist yet, and the work to make them; that work may be cancelled."""
-        self._giving: dict[str, asyncio.Task[None]] = {}
-        """For each job the last word to its keepers that was or is to be given: they run trials in the order of these."""
-        self._words_under_way: set[tuple[str, str, str | None]] = set()
-        """The trials that are being given: the job, the trial, and the task that is told, or None for all."""
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._logged: dict[str, TrialState] = {}
@@ -179,32 +170,62 @@ class Engine:
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
         self.experiment.restore_jobs(*self.reader.jobs())
-        if trials:
-            await self._in_tuner_thread(self._tuner.restore, [self._past(trial) for trial in trials])
-            await self._restore_assessment(trials)
+        imported = self.reader.imported()
+        self.changes.imported_before(len(imported))
+        if trials or imported:
+            await self.algorithms.restore(
+                [self._past(trial) for trial in trials if not trial.is_customized],
+                [*imported, *self._lessons(trial for trial in trials if trial.is_customized)],
+                lambda: self._courses(trials),
+            )
 
     def _past(self, trial: Trial) -> PastTrial:
         value = self.experiment.lesson_of(trial)
-        return PastTrial(trial.sequence_id, trial.parameters, trial.memo, value, trial.state.is_final)
+        return PastTrial(
+            trial.sequence_id,
+            trial.parameters,
+            trial.memo,
+            value,
+            trial.state.is_final,
+            trial.trial_id,
+            self.experiment.metric_of(trial),
+            trial.state is TrialState.SUCCEEDED,
+        )
 
-    async def _restore_assessment(self, trials: Sequence[Trial]) -> None:
-        if self._assessment is None:
-            return
+    def _result_of(self, told: TellTuner) -> TrialResult:
+        trial = self.experiment.trials[told.trial_id]
+        has_succeeded = trial.state is TrialState.SUCCEEDED
+        return TrialResult(trial.trial_id, told.value, self.experiment.metric_of(trial), has_succeeded)
+
+    def _lesson(self, trial: Trial, value: float) -> KnownResult:
+        return KnownResult(trial.parameters, value, self.experiment.metric_of(trial) or json.dumps(value))
+
+    def _lessons(self, trials: Iterable[Trial]) -> list[KnownResult]:
+        """What these came to, without those that came to nothing."""
+        lessons = ((trial, self.experiment.lesson_of(trial)) for trial in trials if trial.state.is_final)
+        return [self._lesson(trial, value) for trial, value in lessons if value is not None]
+
+    def all_known(self) -> tuple[list[KnownResult], set[int]]:
+        """All that a tuner could learn from, and the sequence ids of the trials that are over."""
+        trials = self.experiment.trials.values()
+        over = {trial.sequence_id for trial in trials if trial.state.is_final}
+        return [*self.reader.imported(), *self._lessons(trials)], over
+
+    def _courses(self, trials: Sequence[Trial]) -> Iterable[PastCourse]:
+        """What each trial had reported in the attempt that counts."""
         courses: dict[str, list[float]] = {}
         for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
-            if (number := reward(row.value)) is not None:
+            if (number := self.experiment.seen_by_assessor(row.value)) is not None:
                 courses.setdefault(row.trial_id, []).append(number)
-        past = [
+        return [
             PastCourse(
-                trial.sequence_id,
+                trial.trial_id,
                 trial.attempt or 0,
                 courses.get(trial.trial_id, []),
                 trial.state is TrialState.SUCCEEDED if trial.state.is_final else None,
             )
             for trial in trials
         ]
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._assessor_thread, self._assessment.restore, past)
 
     def _restore_results(self, trial: Trial) -> None:
         """The rows are stored before the trial's own: a manager that died in between knew of results that its record lacks."""
@@ -251,7 +272,7 @@ class Engine:
                     "codeDir: left out, because they are no files: %s",
                     ", ".join(map(repr, snapshot.left_out)),
                 )
-            self._code_snapshot = snapshot.name
+            self.jobs.code_snapshot = snapshot.name
         self.experiment.silence.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses, certificate)
         write_experiment(self.folder.workspace, document, self._service.run_script)
@@ -260,7 +281,7 @@ class Engine:
         self.post(Begun())
         self.keepers.is_open = True
         for job in jobs_of_before:
-            await self._take_over(job)
+            await self.jobs.take_over(job)
         self._spawn(self._watch_time())
         self._spawn(self.mount_road.follow(self._spawn))
 
@@ -278,8 +299,7 @@ class Engine:
         if not self.failed.is_set():
             self._save_experiment()
             await self.commits.close()
-        self._tuner_thread.shutdown(wait=False, cancel_futures=True)
-        self._assessor_thread.shutdown(wait=False, cancel_futures=True)
+        self.algorithms.close()
         self.mount_road.threads.close()
         self.reader.close()
 
@@ -293,7 +313,7 @@ class Engine:
             self.ended_at_s,
             self.experiment.duration_s(time.monotonic()),
             self.commits.problem
-            or self.submit_problem
+            or self.jobs.problem
             or self._service.problem
             or self.mount_road.problem
             or self.experiment.silence.problem(time.monotonic()),
@@ -331,6 +351,8 @@ class Engine:
             while self._events:
                 for effect in self.experiment.handle(self._events.popleft(), time.monotonic()):
                     self._perform(effect)
+            if not self.experiment.state.is_over:
+                self.finished.clear()
             if self.experiment.jobs.live:
                 self._no_jobs.clear()
             else:
@@ -348,13 +370,15 @@ class Engine:
             case SaveExperiment():
                 self._save_experiment()
             case AskTuner():
-                self._spawn(self._ask(effect.sequence_id))
+                self._spawn(self.algorithms.ask(effect.sequence_id))
             case TellTuner():
-                self._spawn(self._tell(effect.sequence_id, effect.value))
+                self._spawn(self.algorithms.tell(effect.sequence_id, self._result_of(effect)))
+            case TeachTuner():
+                self._spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
             case AskAssessor():
-                self._spawn(self._assess(effect))
+                self._spawn(self.algorithms.assess(effect))
             case TellAssessor():
-                self._spawn(self._tell_assessor(effect))
+                self._spawn(self.algorithms.tell_assessor(effect))
             case SaveJob():
                 if effect.is_over:
                     self.keepers.roads.forget(effect.job.job_id)
@@ -365,27 +389,27 @@ class Engine:
             case SaveUsage():
                 self.commits.add_unhurried([UsageRow(effect.usage, steady_s())])
             case SubmitJob():
-                self._submitting[effect.job.job_id] = self._spawn(self._submit(effect.job))
+                self.jobs.begin_to_submit(effect.job)
             case GiveTrial():
-                self._begin_to_give(effect)
+                self.jobs.begin_to_give(effect)
             case CancelTrial():
-                self._cancel(effect.trial, effect.reason)
+                self.jobs.cancel(effect.trial, effect.reason)
             case RecallTrial():
                 self.keepers.stop(effect.trial, effect.reason)
             case DismissJob():
                 if not self.keepers.leave(effect.job.job_id, "there are no more trials"):
-                    self._spawn(self._stop_job(effect.job.job_id))
+                    self._spawn(self.jobs.stop(effect.job.job_id))
             case CloseAttempt():
                 self._after_save(lambda: self.keepers.close(effect.key))
             case TakeRest():
-                self._spawn(self._take_missing(effect.key))
+                self._spawn(self.jobs.take_missing(effect.key))
             case ForgetTrial():
                 self.keepers.forget_trial(effect.trial)
             case Finish():
                 # The clock may have been set back since.
                 self.ended_at_s = max(time.time(), self.stored.created_at_s)
                 self._save_experiment()
-                self._after_save(self.finished.set)
+                self._after_save(self._finish)
 
     def _save_experiment(self) -> None:
         experiment = self.experiment
@@ -400,6 +424,17 @@ class Engine:
                 )
             ]
         )
+
+    def _finish(self) -> None:
+        if self.experiment.state.is_over:  # else somebody has asked for more meanwhile
+            self.finished.set()
+
+    async def _teach(self, trial: Trial, value: float) -> None:
+        await self.algorithms.teach([self._lesson(trial, value)])
+
+    def durable(self) -> "asyncio.Future[None]":
+        """Done when all that was decided so far is stored."""
+        return self.commits.add([])
 
     def _after_save(self, action: Callable[[], None]) -> None:
         if self._last_save is None or self._last_save.done():
@@ -423,347 +458,15 @@ class Engine:
         else:
             log.info("trial %s: %s", trial.trial_id, trial.state.value)
 
-    # ---- the tuner, in a thread of its own: it may take its time
+    def _note_job_ended(self, ended: JobEnded) -> None:
+        self.jobs.note_ended(ended)
 
-    async def _ask(self, sequence_id: int) -> None:
-        try:
-            suggestion = await self._in_tuner_thread(self._tuner.ask, sequence_id)
-        except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
-            self._note_tuner_failure(error, was_asked=True)
-            return
-        if suggestion is None:
-            self.post(TunerExhausted())
-            return
+    def new_trial_id(self) -> str:
+        """An id that no trial has yet."""
         trial_id = new_id(TRIAL_ID_LENGTH)
         while trial_id in self.experiment.trials:
             trial_id = new_id(TRIAL_ID_LENGTH)
-        self.post(
-            ParametersSuggested(trial_id, sequence_id, suggestion.parameters, suggestion.memo, time.time())
-        )
-
-    async def _tell(self, sequence_id: int, value: float | None) -> None:
-        try:
-            await self._in_tuner_thread(self._tuner.tell, sequence_id, value)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_tuner_failure(error, was_asked=False)
-
-    async def _assess(self, effect: AskAssessor) -> None:
-        may_go_on = await self._in_assessor_thread(
-            lambda assessment: assessment.hear(effect.sequence_id, effect.attempt, effect.values)
-        )
-        if may_go_on is False:
-            log.info("trial %s: the assessor stops it", effect.trial_id)
-            self.post(TrialRefused(effect.trial_id, effect.attempt, time.time()))
-
-    async def _tell_assessor(self, effect: TellAssessor) -> None:
-        await self._in_assessor_thread(
-            lambda assessment: assessment.end(effect.sequence_id, has_succeeded=effect.has_succeeded)
-        )
-
-    async def _in_assessor_thread(self, use: Callable[[Assessment], bool | None]) -> bool | None:
-        """What the assessor answers; None when it failed, or there is none."""
-        if self._assessment is None:
-            return None
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._assessor_thread, use, self._assessment
-            )
-        except Exception as error:  # noqa: BLE001 - as of a tuner
-            name = "" if self.config.assessor is None else self.config.assessor.name
-            self._note_failure("assessor", name, error)
-            return None
-
-    def _note_tuner_failure(self, error: Exception, *, was_asked: bool) -> None:
-        self._note_failure("tuner", self.config.tuner.name, error, was_asked=was_asked)
-
-    def _note_failure(self, what: str, name: str, error: Exception, *, was_asked: bool = False) -> None:
-        text = "".join(traceback.format_exception(error))
-        log.error("the %s failed:\n%s", what, text)
-        self.post(
-            TunerFailed(
-                f"the {what} {name} failed, and no more trials are begun; what it raised follows. "
-                f"Mend it, then go on with `nnictl resume {self.experiment.experiment_id}`.\n{text}",
-                was_asked,
-            )
-        )
-
-    def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
-        return asyncio.get_running_loop().run_in_executor(self._tuner_thread, function, *arguments)
-
-    # ---- jobs
-
-    async def _submit(self, job: Job) -> None:
-        delay_s = _FIRST_RESUBMIT_S
-        try:
-            while self._is_wanted(job):
-                try:
-                    await self._submit_once(job)
-                    break
-                except (TryAgain, OSError) as error:
-                    # Of the moment: failing this trial would fail every one that follows it as well.
-                    self._note_problem(f"cannot submit job {job.job_id} for now, and tries again: {error}")
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _LONGEST_RESUBMIT_S)
-        except NniManagerError as error:
-            self._note_gone(job.job_id, ExitReason.COULD_NOT_START, str(error))
-        except asyncio.CancelledError:
-            if self._is_wanted(job):
-                raise
-            self._note_gone(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
-            return
-        finally:
-            self._submitting.pop(job.job_id, None)
-        # A keeper may be there before the training service has answered: its trial runs then, and is not to be stopped.
-        trial = self._trial_of(job)
-        is_to_end = job.state is JobState.LEAVING or (
-            trial is not None and trial.state is TrialState.STOPPING
-        )
-        if job.job_id in self.experiment.jobs.live and is_to_end:
-            await self._stop_job(job.job_id)
-
-    def _note_problem(self, problem: str) -> None:
-        if not self.submit_problem:
-            log.warning("%s", problem)
-        self.submit_problem = problem
-
-    def _is_wanted(self, job: Job) -> bool:
-        """Whether the job, which does not exist yet, should."""
-        trial = self._trial_of(job)
-        return job.state is not JobState.LEAVING and (trial is None or trial.state is TrialState.WAITING)
-
-    def _trial_of(self, job: Job) -> Trial | None:
-        return None if job.trial_id is None else self.experiment.trials[job.trial_id]
-
-    def _trials_of(self, job: Job) -> list[Trial]:
-        return [self.experiment.trials[trial_id] for trial_id in job.trial_ids]
-
-    async def _submit_once(self, job: Job) -> None:
-        if self._last_save is not None:
-            await asyncio.shield(self._last_save)  # a job nobody remembers must not exist
-        is_submitted = False
-        await self._service.place(job.job_id)
-        try:
-            trial = self._trial_of(job)
-            if trial is not None:
-                await self._write_trial(job, trial)
-            if self._is_wanted(job):
-                # From here on the job may exist, so a stop has to go through the training service.
-                self._submitting.pop(job.job_id, None)
-                self.post(JobSubmitted(job.job_id))
-                self.keepers.roads.watch(job.job_id, time.monotonic())
-                await self._service.submit(self._settings(job))
-                is_submitted = True
-                self.submit_problem = ""
-        finally:
-            if not is_submitted:
-                self._service.release(job.job_id)
-
-    async def _write_trial(self, job: Job, trial: Trial) -> None:
-        placement = self._service.placement(job.job_id)
-        await self.mount_road.threads.call(
-            write_trial,
-            self.folder.workspace,
-            trial,
-            self.config.trial_command,
-            placement,
-            self._code_snapshot,
-        )
-
-    def _begin_to_give(self, effect: GiveTrial) -> None:
-        trial_id, job_id = effect.trial.trial_id, effect.job.job_id
-        word = (job_id, trial_id, effect.task)
-        if self._words_under_way & {word, (job_id, trial_id, None)}:
-            return  # whoever asks again hears the one that is under way
-        self._words_under_way.add(word)
-        give = self._give(effect.job, effect.trial, effect.task, self._giving.get(job_id))
-        self._giving[job_id] = self._spawn(give)
-        self._giving[job_id].add_done_callback(lambda _: self._words_under_way.discard(word))
-
-    async def _give(
-        self, job: Job, trial: Trial, task: str | None, before: "asyncio.Task[None] | None"
-    ) -> None:
-        saved, delay_s = self._last_save, _FIRST_RESUBMIT_S
-        if before is not None:
-            await asyncio.wait({before})
-        while _runs_in(job, trial):
-            try:
-                await self._write_trial(job, trial)
-                break
-            except OSError as error:
-                self._note_problem(f"cannot give trial {trial.trial_id} to its job for now: {error}")
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_RESUBMIT_S)
-        if saved is not None:
-            await asyncio.shield(saved)  # a trial nobody remembers must not run
-        self.submit_problem = ""
-        if _runs_in(job, trial):
-            self.keepers.run(job.job_id, trial.trial_id, task)
-            if trial.stop_reason is not None:
-                self.keepers.stop(trial, trial.stop_reason)
-
-    def _settings(self, job: Job) -> KeeperSettings:
-        return KeeperSettings(
-            experiment_id=self.experiment.experiment_id,
-            job_id=job.job_id,
-            workspace=str(self.folder.workspace.root),
-            token=self.keepers.token(job.job_id),
-            trial_id=job.trial_id,
-            collect_logs=self.config.log_collection == "http",
-            version_check=self.config.version_check,
-            idle_timeout_s=self.config.reuse.idle_timeout_s,
-            max_trials=self.config.reuse.max_trials,
-            warm_imports=self.config.reuse.warm_imports,
-        )
-
-    def _cancel(self, trial: Trial, reason: ExitReason) -> None:
-        job_id = trial.job_id
-        job_must_end = not (self.keepers.stop(trial, reason) and self.experiment.reuses_jobs)
-        if job_id in self._submitting or self.keepers.roads.is_all_stream(job_id):
-            if job_must_end:
-                self._spawn(self._stop_job(job_id))
-        else:
-            self._spawn(self._stop_by_mount(trial, reason, job_must_end=job_must_end))
-
-    async def _stop_by_mount(self, trial: Trial, reason: ExitReason, *, job_must_end: bool) -> None:
-        """First, so that a keeper that hears of it in no other way has what is left of the cluster's own grace."""
-        await self.mount_road.leave_stop(trial.trial_id, reason)
-        if job_must_end:
-            await self._stop_job(trial.job_id)
-
-    async def _stop_job(self, job_id: str) -> None:
-        submission = self._submitting.pop(job_id, None)
-        if submission is not None:
-            submission.cancel()
-        elif not await self._service.stop(job_id):
-            self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
-
-    def _note_gone(self, job_id: str, reason: ExitReason, message: str) -> None:
-        self.post(JobGone(job_id, reason, message, time.time()))
-
-    def _note_job_ended(self, ended: JobEnded) -> None:
-        job = self.experiment.jobs.live.get(ended.job_id)
-        self._giving.pop(ended.job_id, None)
-        if job is not None:
-            self._spawn(self._recover(job, ended))
-
-    async def _take_over(self, job: Job) -> None:
-        presence = await self._service.adopt(job.job_id)
-        trial = self._trial_of(job)
-        is_untouched = all([await self._is_untouched(each) for each in self._trials_of(job)])
-        log.info("job %s is %s", job.job_id, presence.value)
-        if presence is JobPresence.RUNNING:
-            self.keepers.roads.watch(job.job_id, time.monotonic())
-            if (trial is not None and trial.state is TrialState.STOPPING) or job.state is JobState.LEAVING:
-                await self._stop_job(job.job_id)
-            elif not job.was_heard:
-                self.post(JobSubmitted(job.job_id))
-        elif self.experiment.reuses_jobs and is_untouched:
-            # Or it never was: the manager died before it had handed it in.
-            how = "it ended while no manager was there"
-            self.post(
-                JobGone(job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_watched=False)
-            )
-        elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
-            self._perform(SubmitJob(job))
-        else:
-            unknown = "its job is not known to the training service any more"
-            message = unknown if presence is JobPresence.UNKNOWN else self._service.last_words(job.job_id)
-            self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
-
-    async def _is_untouched(self, trial: Trial) -> bool:
-        """Whether no keeper has begun the trial."""
-        try:
-            return trial.state is TrialState.WAITING and not await self.mount_road.left_behind(
-                trial, may_be_late=False
-            )
-        except FilesClosed:
-            return False
-
-    async def _recover(self, job: Job, ended: JobEnded) -> None:
-        """The job is gone, perhaps before its keepers told everything: the workspace has the rest."""
-        how = (
-            "its keeper is gone"
-            if ended.exit_code is None
-            else f"its keeper ended with exit code {ended.exit_code}"
-        )
-        reason = ended.reason
-        if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
-            how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
-        untouched: set[str] = set()
-        looked_at: set[str] = set()
-        # A trial whose end is found here makes room, and as long as the job is not known to be gone the next one is given to it.
-        while trial := self._next_trial_of(job, looked_at):
-            looked_at.add(trial.trial_id)
-            await self._service.end_leftovers(job.job_id, trial.trial_id)
-            try:
-                left = await self._take_left(trial, ended)
-            except FilesClosed as error:
-                how, reason, left = str(error), ExitReason.MOUNT, []
-            else:
-                if not left:
-                    untouched.add(trial.trial_id)
-            # Everything read so far is stored, and the experiment knows of it.
-            await asyncio.shield(self.commits.add([]))
-            if any(each.ended for each in left) and not trial.state.is_final:
-                how, reason = (
-                    "the workspace does not hold all that it wrote; check the shared storage",
-                    ExitReason.MOUNT,
-                )
-        log.info("job %s is gone: %s", job.job_id, how)
-        message = "\n".join(part for part in (how, ended.message) if part)
-        self.post(
-            JobGone(
-                job.job_id,
-                reason,
-                message,
-                time.time(),
-                is_clean=ended.exit_code == 0,
-                untouched=frozenset(untouched),
-            )
-        )
-
-    def _next_trial_of(self, job: Job, looked_at: Collection[str]) -> Trial | None:
-        trials = (each for each in self._trials_of(job) if not each.state.is_final)
-        return next((each for each in trials if each.trial_id not in looked_at), None)
-
-    async def _take_left(self, trial: Trial, ended: JobEnded) -> list[Seen]:
-        """Take all that the attempts of a trial have left, now that nobody writes there any more; how each stands.
-
-        Raises:
-            FilesClosed: the storage does not let the manager read there.
-        """
-        # Elsewhere an end may be written that this machine is not shown yet. A keeper that failed itself has mostly left none.
-        has_begun = trial.state is not TrialState.WAITING or ended.exit_code == 0
-        is_own = ended.exit_code is not None and known(ended.exit_code) is not None
-        left = await self.mount_road.left_behind(
-            trial, may_be_late=self._service.uses_snapshot and has_begun and not is_own
-        )
-        for each in left:
-            self.post(
-                AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
-            )
-            await self.mount_road.take_rest(trial, each)
-        for each in left:
-            if each.ended is not None:
-                self.keepers.end(each.ended)
-        return left
-
-    async def _take_missing(self, key: AttemptKey) -> None:
-        """A keeper died and left its job alive: what its attempt had still to tell lies in the workspace."""
-        trial = self.experiment.trials[key.trial_id]
-        try:
-            left = await self.mount_road.left_behind(trial, may_be_late=False)
-            found = next((each for each in left if each.key == key and each.ended), None)
-            if found is not None:
-                await self.mount_road.take_rest(trial, found)
-        except FilesClosed as error:
-            log.warning("trial %s: %s", key, error)
-            found = None
-        if found is None or found.ended is None:
-            log.warning("trial %s: its keeper is gone, and told no end", key)
-            self.post(AttemptLost(key, time.time()))
-        else:
-            self.keepers.end(found.ended)
+        return trial_id
 
     # ---- time
 
@@ -795,8 +498,3 @@ class Engine:
         # A bug: go no further with a state that cannot be trusted. What is stored is right.
         log.critical("the manager has a bug and ends", exc_info=error)
         self.failed.set()
-
-
-def _runs_in(job: Job, trial: Trial) -> bool:
-    """Whether the job is still to run the trial, or runs it: a job that is gone has it no more."""
-    return trial.trial_id in job.trial_ids and trial.job_id == job.job_id and not trial.state.is_final

@@ -190,6 +190,10 @@ class ExperimentFolder:
                         return ManagerProcess(**json.loads(entry.read_bytes()))
         return None
 
+    def token_file(self, *, is_view: bool) -> Path:
+        """The note of who serves the experiment, which holds the token of its HTTP API."""
+        return self._view_json if is_view else self._process_json
+
     def process(self) -> ManagerProcess | None:
         """Who owns the experiment, or did so last; None as long as a new manager is not ready, or when nobody can tell."""
         with contextlib.suppress(FolderUnreadable):

@@ -9,21 +9,42 @@ SELECT * FROM experiment;
 UPDATE experiment SET state = :state, error = :error, active_s = :active_s, ended_at_s = :ended_at_s,
     keeper_has_matched = :keeper_has_matched;
 
+-- name: save_config -- the experiment as it is from now on
+UPDATE experiment SET config = :config;
+
+-- name: add_imported -- one result from elsewhere
+INSERT INTO imported (position, parameters, metric) VALUES (?, ?, ?);
+
+-- name: get_imported -- all of them, in the order in which they came
+SELECT * FROM imported ORDER BY position;
+
 -- name: save_trial -- the whole row, new or not
 INSERT INTO trial (trial_id, sequence_id, parameters, memo, job_id, created_at_s, started_at_s, ended_at_s, state, attempt,
-    stop_reason, reason, exit_code, message, final, value, peak_usage, reporter, warning)
+    stop_reason, reason, exit_code, message, final, value, peak_usage, reporter, warning, is_customized, retries, first_attempts)
 VALUES (:trial_id, :sequence_id, :parameters, :memo, :job_id, :created_at_s, :started_at_s, :ended_at_s, :state, :attempt,
-    :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage, :reporter, :warning)
+    :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage, :reporter, :warning, :is_customized, :retries,
+    :first_attempts)
 ON CONFLICT (trial_id) DO UPDATE SET job_id = excluded.job_id, started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
     state = excluded.state, attempt = excluded.attempt, stop_reason = excluded.stop_reason, reason = excluded.reason,
     exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value,
-    peak_usage = excluded.peak_usage, reporter = excluded.reporter, warning = excluded.warning;
+    peak_usage = excluded.peak_usage, reporter = excluded.reporter, warning = excluded.warning,
+    retries = excluded.retries, first_attempts = excluded.first_attempts;
 
 -- name: get_trials -- all, in the order they were made
 SELECT * FROM trial ORDER BY sequence_id;
 
 -- name: get_trial -- one
 SELECT * FROM trial WHERE trial_id = :trial_id;
+
+-- name: get_trial_list -- what a list shows of each, in the order they were made
+SELECT trial_id, sequence_id, parameters, state, started_at_s, ended_at_s, reason, exit_code, message, value, warning
+FROM trial ORDER BY sequence_id;
+
+-- name: get_trial_ids -- the first of those that begin so; one that is just that comes before them
+SELECT trial_id FROM trial WHERE substr(trial_id, 1, length(:beginning)) = :beginning ORDER BY trial_id = :beginning DESC, sequence_id LIMIT :most;
+
+-- name: get_results -- of the trials that succeeded, in the order they were made
+SELECT trial_id, parameters, final FROM trial WHERE state = :state AND final IS NOT NULL ORDER BY sequence_id;
 
 -- name: save_job -- a job that may run, or has ended
 INSERT INTO job (job_id, created_at_s, ended_at_s, was_heard) VALUES (:job_id, :now_s, :ended_at_s, :was_heard)
@@ -44,6 +65,9 @@ SELECT * FROM (SELECT ?, ?, ?, ?) CROSS JOIN (VALUES (?, ?, ?, ?, ?));
 
 -- name: get_offsets -- how far the streams of an attempt are durable
 SELECT stream, durable_offset FROM stream WHERE trial_id = :trial_id AND attempt = :attempt AND task = :task;
+
+-- name: get_streams -- whose they are
+SELECT DISTINCT trial_id, task, stream FROM stream;
 
 -- name: get_garbage -- the trials whose metrics hold bytes that were no record, and how many
 SELECT trial_id, sum(garbage_bytes) AS garbage_bytes FROM stream WHERE garbage_bytes > 0 GROUP BY trial_id;

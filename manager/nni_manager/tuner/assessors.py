@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import insort
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +18,7 @@ from nni_manager.config.algorithms import ASSESSOR_ARGS, CurvefittingArgs, Media
 from nni_manager.config.model import ExperimentConfig, OptimizeMode
 from nni_manager.tuner.assessment import Assessment, Assessor
 from nni_manager.tuner.optuna_log import quieten
+from nni_manager.tuner.user_classes import UserAssessor
 
 quieten()
 
@@ -39,7 +42,7 @@ class Medianstop(Assessor):
         self._averages: list[list[float]] = []
         """Of each step, sorted."""
 
-    def may_go_on(self, trial_key: int, course: Sequence[float]) -> bool:
+    def may_go_on(self, trial_id: str, course: Sequence[float]) -> bool:
         """See `Assessor`."""
         step = len(course)
         if step < self._start_step or step > len(self._averages):
@@ -50,7 +53,7 @@ class Medianstop(Assessor):
             return max(course) >= averages[(len(averages) - 1) // 2]
         return min(course) <= averages[len(averages) // 2]
 
-    def end(self, trial_key: int, course: Sequence[float], *, has_succeeded: bool) -> None:
+    def end(self, trial_id: str, course: Sequence[float], *, has_succeeded: bool) -> None:
         """See `Assessor`."""
         if not has_succeeded:
             return
@@ -75,26 +78,26 @@ class Curvefitting(Assessor):
         self._maximizes = optimize_mode == "maximize"
         self._args = args
         self._best: float | None = None
-        self._judged: dict[int, int] = {}
+        self._judged: dict[str, int] = {}
         """At which step a trial was last looked at."""
 
-    def may_go_on(self, trial_key: int, course: Sequence[float]) -> bool:
+    def may_go_on(self, trial_id: str, course: Sequence[float]) -> bool:
         """See `Assessor`."""
         step = len(course)
-        last = self._judged.get(trial_key)
+        last = self._judged.get(trial_id)
         is_due = last is None or step - last >= self._args.gap
         if self._best is None or step < max(self._args.start_step, 3) or not is_due:
             return True
-        self._judged[trial_key] = step
+        self._judged[trial_id] = step
         if step >= self._args.epoch_num:
             return True
         end = forecast(course, self._args.epoch_num)
         margin = (1 - self._args.threshold) * abs(self._best)
         return end >= self._best - margin if self._maximizes else end <= self._best + margin
 
-    def end(self, trial_key: int, course: Sequence[float], *, has_succeeded: bool) -> None:
+    def end(self, trial_id: str, course: Sequence[float], *, has_succeeded: bool) -> None:
         """See `Assessor`."""
-        self._judged.pop(trial_key, None)
+        self._judged.pop(trial_id, None)
         if has_succeeded and course:
             ends = [course[-1]] if self._best is None else [self._best, course[-1]]
             self._best = max(ends) if self._maximizes else min(ends)
@@ -157,37 +160,50 @@ class Pruner(Assessor):
             pruner=pruner,
             sampler=optuna.samplers.RandomSampler(seed=0),
         )
-        self._running: dict[int, tuple[optuna.Trial, int]] = {}
+        self._running: dict[str, tuple[optuna.Trial, int]] = {}
         """The study's trial, and how much of the course it knows."""
 
-    def may_go_on(self, trial_key: int, course: Sequence[float]) -> bool:
+    def may_go_on(self, trial_id: str, course: Sequence[float]) -> bool:
         """See `Assessor`."""
-        return self._show(trial_key, course)
+        return self._show(trial_id, course)
 
-    def end(self, trial_key: int, course: Sequence[float], *, has_succeeded: bool) -> None:
+    def end(self, trial_id: str, course: Sequence[float], *, has_succeeded: bool) -> None:
         """See `Assessor`."""
-        self._show(trial_key, course)
-        trial, _ = self._running.pop(trial_key)
+        self._show(trial_id, course)
+        trial, _ = self._running.pop(trial_id)
         if has_succeeded and course:
             self._study.tell(trial, course[-1])
         else:
             self._study.tell(trial, state=TrialState.PRUNED if course else TrialState.FAIL)
 
-    def _show(self, trial_key: int, course: Sequence[float]) -> bool:
-        trial, known = self._running.get(trial_key) or (self._study.ask(), 0)
+    def _show(self, trial_id: str, course: Sequence[float]) -> bool:
+        trial, known = self._running.get(trial_id) or (self._study.ask(), 0)
         may_go_on = True
         for step, value in enumerate(course[known:], known + 1):
             trial.report(value, step)
             may_go_on = not trial.should_prune()
-        self._running[trial_key] = trial, len(course)
+        self._running[trial_id] = trial, len(course)
         return may_go_on
 
 
 def _pruner(make: Callable[..., optuna.pruners.BasePruner]) -> Callable[[OptimizeMode, Any], Assessor]:
     def build(optimize_mode: OptimizeMode, args: Any) -> Assessor:
-        return Pruner(optimize_mode, make(**args.model_dump(exclude={"optimize_mode"})))
+        with warnings.catch_warnings():
+            # Whoever names one in an experiment file wants it.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            pruner = make(**args.model_dump(exclude={"optimize_mode"}))
+        return Pruner(optimize_mode, pruner)
 
     return build
+
+
+def _patient(wrapped_pruner: str | None, **settings: Any) -> optuna.pruners.BasePruner:
+    wrapped: optuna.pruners.BasePruner | None = None
+    if wrapped_pruner == "MedianPruner":
+        wrapped = optuna.pruners.MedianPruner()
+    elif wrapped_pruner is not None:
+        wrapped = optuna.pruners.SuccessiveHalvingPruner(min_resource=1)
+    return optuna.pruners.PatientPruner(wrapped, **settings)
 
 
 # The second argument is of the class that ASSESSOR_ARGS has for the name.
@@ -198,13 +214,22 @@ ASSESSORS: dict[str, Callable[[OptimizeMode, Any], Assessor]] = {
     "PercentilePruner": _pruner(optuna.pruners.PercentilePruner),
     "SuccessiveHalvingPruner": _pruner(optuna.pruners.SuccessiveHalvingPruner),
     "HyperbandPruner": _pruner(optuna.pruners.HyperbandPruner),
+    "PatientPruner": _pruner(_patient),
+    "ThresholdPruner": _pruner(optuna.pruners.ThresholdPruner),
+    "WilcoxonPruner": _pruner(optuna.pruners.WilcoxonPruner),
+    "NopPruner": _pruner(optuna.pruners.NopPruner),
 }
 
 
-def make_assessment(config: ExperimentConfig) -> Assessment | None:
-    """The experiment's assessor, which has heard of no trial; None if it has none."""
+def make_assessment(config: ExperimentConfig, log_folder: Path | None = None) -> Assessment | None:
+    """The experiment's assessor, which has heard of no trial; None if it has none.
+
+    `log_folder`: where what an assessor of the user's own prints is kept.
+    """
     if config.assessor is None:
         return None
+    if config.assessor.own is not None:
+        return Assessment(UserAssessor(config.assessor.own, config.assessor.class_args, log_folder))
     args = ASSESSOR_ARGS[config.assessor.name].model_validate(config.assessor.class_args)
     optimize_mode = args.optimize_mode or config.tuner.optimize_mode
     return Assessment(ASSESSORS[config.assessor.name](optimize_mode, args))

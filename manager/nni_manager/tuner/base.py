@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias
+
+from nni_manager.config.known_results import KnownResult
 
 JsonScalar: TypeAlias = str | int | float | bool | None
 
@@ -22,12 +25,32 @@ class Suggestion:
     memo: dict[str, JsonScalar]
 
 
+class Later(Enum):
+    """The answer of a tuner that has no parameters at present, and may have some once another trial is over."""
+
+    LATER = "later"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """How a trial ended.
+
+    `value` is the number to learn from, None if there is none. `metric` is all that the trial reported as its result, as JSON
+    text: a number, or an object with what else there is; None: it gave no result, or it failed.
+    """
+
+    trial_id: str
+    value: float | None
+    metric: str | None
+    has_succeeded: bool
+
+
 @dataclass(frozen=True, slots=True)
 class PastTrial:
     """A trial this tuner proposed before the manager restarted.
 
     `value` None of an ended trial means that it failed or gave nothing usable; of a running one, that it has yet to
-    say. A running trial is told later, as any other.
+    say. A running trial is told later, as any other. The rest is as in `TrialResult`.
     """
 
     key: int
@@ -35,6 +58,9 @@ class PastTrial:
     memo: Mapping[str, JsonScalar]
     value: float | None
     ended: bool
+    trial_id: str = ""
+    metric: str | None = None
+    has_succeeded: bool = False
 
 
 class Tuner(ABC):
@@ -44,11 +70,14 @@ class Tuner(ABC):
     """Whether what it proposes depends on results. If not, it may be asked before they are known."""
 
     @abstractmethod
-    def ask(self, trial_key: int) -> Suggestion | None:
+    def ask(self, trial_key: int) -> Suggestion | Later | None:
         """Parameters for the trial of this key; None when the space is exhausted and asking again is no use.
 
+        After `LATER` the key may be asked for again. Whoever asks does so when another trial is over, and takes the space for
+        exhausted when none is left that could be.
+
         Raises:
-            Bug: the key was asked for before.
+            Bug: the key was asked for before, and was given parameters.
         """
 
     @abstractmethod
@@ -60,6 +89,21 @@ class Tuner(ABC):
         Raises:
             Bug: the key was never asked for.
         """
+
+    def hear(self, trial_key: int, result: TrialResult) -> None:
+        """As `tell`, with all that there is to tell: for tuners to which the value alone is not enough."""
+        self.tell(trial_key, result.value)
+
+    def import_results(self, results: Iterable[KnownResult]) -> int:
+        """Learn from results of elsewhere; how many of them were of use.
+
+        Those of another search space are none, nor are any to a tuner that does not learn from them. A tuner that is rebuilt
+        has to be given them again, before or after `restore`.
+        """
+        return 0
+
+    def close(self) -> None:  # noqa: B027 - most have started nothing
+        """End what the tuner has started. May be called from any thread, also while another call is under way."""
 
     @abstractmethod
     def restore(self, trials: Iterable[PastTrial]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.search_space import Choice, Nested, Parameter, QUniform, RandInt, SearchSpace
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import PastTrial, Suggestion, Tuner
@@ -32,12 +34,13 @@ class EnumeratingTuner(Tuner):
         self._index_of: dict[int, int] = {}
         self._proposed: set[int] = set()
         self._next = 0
+        self._known_elsewhere: set[str] = set()
 
     def ask(self, trial_key: int) -> Suggestion | None:
         """See `Tuner.ask`."""
         if trial_key in self._index_of:
             raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
-        while self._next in self._proposed:
+        while self._next < self._points.count and self._is_known(self._next):
             self._next += 1
         if self._next >= self._points.count:
             return None
@@ -45,6 +48,17 @@ class EnumeratingTuner(Tuner):
         self._note(trial_key, index)
         # A copy: what the caller does to its parameters must not reach the search space.
         return Suggestion(copy.deepcopy(self._points.at(index)), {"index": index})
+
+    def _is_known(self, index: int) -> bool:
+        if index in self._proposed:
+            return True
+        return bool(self._known_elsewhere) and _canonical(self._points.at(index)) in self._known_elsewhere
+
+    def import_results(self, results: Iterable[KnownResult]) -> int:
+        """See `Tuner.import_results`: what is known is not tried again, whatever came of it."""
+        known = [_canonical(dict(result.parameters)) for result in results]
+        self._known_elsewhere.update(known)
+        return len(known)
 
     def tell(self, trial_key: int, value: float | None) -> None:
         """See `Tuner.tell`; nothing is learned."""
@@ -168,3 +182,15 @@ def _axis_of(parameter: Parameter) -> _Points:
             return _Multiples(parameter)
         case _:
             raise Bug(f"cannot count the values of {parameter}; please report this")
+
+
+def _canonical(parameters: Any) -> str:
+    # 3 and 3.0 are one value of a quniform.
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return json.dumps(plain(parameters), sort_keys=True)

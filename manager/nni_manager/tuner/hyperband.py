@@ -23,7 +23,7 @@ from nni_manager.config.algorithms import HyperbandArgs
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
-from nni_manager.tuner.optuna_backed import Sampling, seed_of_trial
+from nni_manager.tuner.optuna_backed import Sampling, natural, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
 
 BUDGET = "TRIAL_BUDGET"
@@ -99,8 +99,9 @@ class _Bracket:
 class Hyperband(Tuner):
     """Brackets one after the other, for ever; sets of parameters are drawn at random."""
 
-    def __init__(self, space: SearchSpace, args: HyperbandArgs) -> None:
-        """As the experiment file says."""
+    def __init__(self, space: SearchSpace, args: HyperbandArgs, smallest_budget: int = 1) -> None:
+        """As the experiment file says; budgets are so many times those of `args`."""
+        self._smallest_budget = smallest_budget
         self._sampling = Sampling(space)
         self._seed = secrets.randbits(32) if args.seed is None else args.seed
         self._sign = -1.0 if args.optimize_mode == "maximize" else 1.0
@@ -117,22 +118,25 @@ class Hyperband(Tuner):
         place = self._next_place()
         bracket = self._brackets[place.bracket]
         known = bracket.draws.get(place.config)
-        draws: dict[str, JsonScalar] = {} if known is None else known
-        if known is None:
-            random = Random(seed_of_trial(self._seed, trial_key))
-
-            def draw(name: str, distribution: BaseDistribution) -> Any:
-                draws[name] = from_unit(distribution, random.random())
-                return draws[name]
-
-            parameters = self._sampling.sample(draw)
-        else:
-            parameters = self._sampling.sample(lambda name, _: draws[name])
+        draws = self.new_draws(trial_key) if known is None else known
+        parameters = self._sampling.sample(lambda name, _: draws[name])
         bracket.asked(place, draws)
         self._place_of[trial_key] = place
         self._running.add(trial_key)
         memo = {"bracket": place.bracket, "round": place.round, "config": place.config, **draws}
         return Suggestion({**parameters, BUDGET: bracket.rounds[place.round][1]}, memo)
+
+    def new_draws(self, trial_key: int) -> dict[str, JsonScalar]:
+        """Draws for a set of parameters that no trial has had, from random numbers of the trial's own."""
+        random = Random(seed_of_trial(self._seed, trial_key))
+        draws: dict[str, JsonScalar] = {}
+
+        def draw(name: str, distribution: BaseDistribution) -> Any:
+            draws[name] = from_unit(distribution, random.random())
+            return draws[name]
+
+        self._sampling.sample(draw)
+        return draws
 
     def tell(self, trial_key: int, value: float | None) -> None:
         """See `Tuner.tell`."""
@@ -166,7 +170,7 @@ class Hyperband(Tuner):
         draws = {name: each for name, each in trial.memo.items() if name.startswith("/")}
         try:
             self._sampling.sample(lambda name, _: draws[name])
-            return _Place(*(_natural(trial.memo[name]) for name in ("bracket", "round", "config"))), draws
+            return _Place(*(natural(trial.memo[name]) for name in ("bracket", "round", "config"))), draws
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise Bug(
                 f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; "
@@ -192,15 +196,9 @@ class Hyperband(Tuner):
         rounds = [
             (
                 max(1, int(configs * self._eta**-i + _ROUNDING)),
-                max(1, int(budget * self._eta**i + _ROUNDING)),
+                max(1, int(budget * self._eta**i + _ROUNDING)) * self._smallest_budget,
             )
             for i in range(last + 1)
         ]
         self._brackets.append(_Bracket(number, rounds))
         return self._brackets[-1]
-
-
-def _natural(number: JsonScalar) -> int:
-    if not isinstance(number, int) or number < 0:
-        raise ValueError(number)
-    return number

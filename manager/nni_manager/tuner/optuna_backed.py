@@ -28,6 +28,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.search_space import (
     Choice,
@@ -43,10 +44,12 @@ from nni_manager.config.search_space import (
     RandInt,
     SearchSpace,
     Uniform,
+    contains,
     multiple_of,
 )
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
+from nni_manager.tuner.foreign_memo import NOTED_ON_STUDY, NOTED_ON_TRIAL
 from nni_manager.tuner.optuna_log import quieten
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Cuts beyond 8.2 sigma.
@@ -55,10 +58,7 @@ _PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
 quieten()
 
 
-# Beside the draws in a memo, whose names are JSON pointers and so begin with a slash.
-_NOTED_ON_TRIAL = "noted on the trial"
-_NOTED_ON_STUDY = "noted on the study"
-_NOTES = (_NOTED_ON_TRIAL, _NOTED_ON_STUDY)
+_NOTES = (NOTED_ON_TRIAL, NOTED_ON_STUDY)
 # For processes that share a study and see a trial before its draws are stored.
 _DRAWS_OF_TPE = "tpe:relative_params"
 
@@ -86,9 +86,14 @@ class OptunaTuner(Tuner):
         make_sampler: MakeSampler,
         *,
         learns: bool = True,
+        takes_imports: bool = True,
     ) -> None:
-        """`seed` None draws one; `make_sampler` makes the sampler of one trial."""
+        """`seed` None draws one; `make_sampler` makes the sampler of one trial.
+
+        `takes_imports`: whether that looks at trials which none of its kind has proposed.
+        """
         self.learns = learns
+        self._takes_imports = learns and takes_imports
         self._sampling = Sampling(space)
         self._seed = secrets.randbits(32) if seed is None else seed
         self._make_sampler = make_sampler
@@ -110,17 +115,17 @@ class OptunaTuner(Tuner):
         self._study.sampler = self._make_sampler(seeds, self._sampling.always_there)
         noted_before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
-        parameters = self._sampling.sample(lambda name, distribution: _draw(trial, name, distribution))
+        parameters = self._sampling.sample(lambda name, distribution: draw(trial, name, distribution))
         self._number_of[trial_key] = trial.number
         self._running.add(trial_key)
         # Of a storage's only study, a trial's number is its id as well.
         on_trial = self._storage.get_trial(trial.number).system_attrs
         on_study = self._storage.get_study_system_attrs(self._study_id)
         noted = {
-            _NOTED_ON_TRIAL: {
+            NOTED_ON_TRIAL: {
                 name: value for name, value in on_trial.items() if not name.startswith(_DRAWS_OF_TPE)
             },
-            _NOTED_ON_STUDY: {
+            NOTED_ON_STUDY: {
                 name: value
                 for name, value in on_study.items()
                 if name not in noted_before or noted_before[name] != value
@@ -148,13 +153,25 @@ class OptunaTuner(Tuner):
         """See `Tuner.restore`."""
         if self._number_of:
             raise Bug("cannot rebuild a tuner that is in use; please report this")
-        trials = list(trials)
+        trials, imported = list(trials), len(self._study.get_trials(deepcopy=False))
         for trial in trials:
             self._study.add_trial(self._frozen(trial))
-            for name, value in _noted(trial, _NOTED_ON_STUDY).items():
+            for name, value in _noted(trial, NOTED_ON_STUDY).items():
                 self._storage.set_study_system_attr(self._study_id, name, value)
-        self._number_of = {trial.key: number for number, trial in enumerate(trials)}
+        self._number_of = {trial.key: number for number, trial in enumerate(trials, imported)}
         self._running = {trial.key for trial in trials if not trial.ended}
+
+    def import_results(self, results: Iterable[KnownResult]) -> int:
+        """See `Tuner.import_results`."""
+        count = 0
+        for result in results if self._takes_imports else ():
+            known = self._sampling.draws_of(result.parameters)
+            if known is None or result.value is None or not math.isfinite(result.value):
+                continue
+            draws, used = known
+            self._study.add_trial(optuna.create_trial(value=result.value, params=draws, distributions=used))
+            count += 1
+        return count
 
     def _frozen(self, trial: PastTrial) -> FrozenTrial:
         value, state = None, TrialState.FAIL
@@ -175,7 +192,7 @@ class OptunaTuner(Tuner):
                 value=value,
                 params={name: drawn for name, drawn in trial.memo.items() if name not in _NOTES},
                 distributions=used,
-                system_attrs=_noted(trial, _NOTED_ON_TRIAL),
+                system_attrs=_noted(trial, NOTED_ON_TRIAL),
             )
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise Bug(
@@ -204,6 +221,39 @@ class Sampling:
     def sample(self, draw: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
         """The parameters for the draws `draw` gives, asked for in the order of the space."""
         return self._sample(self._space, "", draw)
+
+    def draws_of(
+        self, parameters: Mapping[str, Any]
+    ) -> tuple[dict[str, JsonScalar], dict[str, BaseDistribution]] | None:
+        """Draws that give these parameters, and their distributions; None when they do not lie in the space."""
+        if contains(self._space, dict(parameters)):
+            return None
+        draws: dict[str, JsonScalar] = {}
+        self._invert(self._space, "", parameters, draws)
+        return draws, {name: self._distributions[name] for name in draws}
+
+    def _invert(
+        self, space: SearchSpace, above: str, parameters: Mapping[str, Any], draws: dict[str, JsonScalar]
+    ) -> None:
+        for name, parameter in space.parameters.items():
+            here, value = _pointer(above, name), parameters[name]
+            if not isinstance(parameter, Choice):
+                draws[here] = _draw_of(parameter, value)
+                continue
+            for index, option in enumerate(parameter.options):
+                if isinstance(option, Nested):
+                    rest = (
+                        {key: each for key, each in value.items() if key != "_name"}
+                        if isinstance(value, dict)
+                        else None
+                    )
+                    if rest is None or value.get("_name") != option.name or contains(option.space, rest):
+                        continue
+                    self._invert(option.space, f"{here}/{index}", rest, draws)
+                elif json.dumps(option, sort_keys=True) != json.dumps(value, sort_keys=True):
+                    continue
+                draws[here] = index
+                break
 
     def _collect(self, space: SearchSpace, above: str) -> None:
         for name, parameter in space.parameters.items():
@@ -251,7 +301,8 @@ def _distribution_of(parameter: Parameter) -> BaseDistribution:
             return _PROBABILITY
 
 
-def _draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
+def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
+    """What the study's sampler draws for the hyper-parameter of this name."""
     match distribution:
         case CategoricalDistribution():
             return trial.suggest_categorical(name, distribution.choices)
@@ -282,6 +333,20 @@ def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
             return float(drawn)
 
 
+def _draw_of(parameter: Parameter, value: Any) -> JsonScalar:
+    """A draw that stands for the value, which lies in the parameter's support."""
+    match parameter:
+        case RandInt():
+            return int(value)
+        case Normal(mu, sigma) | QNormal(mu, sigma):
+            share = NormalDist(mu, sigma).cdf(value)
+        case LogNormal(mu, sigma) | QLogNormal(mu, sigma):
+            share = NormalDist(mu, sigma).cdf(math.log(value)) if value > 0 else 0.0
+        case _:
+            return float(value)
+    return min(max(share, _PROBABILITY.low), _PROBABILITY.high)
+
+
 def seed_of_trial(seed: int, trial_key: int) -> int:
     """A 32-bit seed, another one for each of 2**32 keys in a row, and far from its neighbours'.
 
@@ -292,3 +357,14 @@ def seed_of_trial(seed: int, trial_key: int) -> int:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         mixed = (mixed ^ (mixed >> shift)) * factor % 2**32
     return mixed
+
+
+def natural(number: JsonScalar) -> int:
+    """The number of a memo that counts from 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(number)
+    return number

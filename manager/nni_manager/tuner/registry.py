@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import optuna
@@ -11,15 +12,18 @@ from nni_manager.config.algorithms import CLASS_ARGS
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import Tuner
+from nni_manager.tuner.bohb import Bohb
 from nni_manager.tuner.enumerating import Batch, EnumeratingTuner, Grid
 from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner, SamplerSeeds
+from nni_manager.tuner.population import PopulationTuner
 from nni_manager.tuner.samplers import Anneal, Evolution, Qmc, Space, Tpe, without_single
 from nni_manager.tuner.surrogates import Forest, GaussianProcess, Metis
+from nni_manager.tuner.user_classes import UserTuner
 
 # Of the class that CLASS_ARGS has for the tuner's name.
 _Args: TypeAlias = Any
-_MakeTuner: TypeAlias = Callable[[SearchSpace, _Args], Tuner]
+_MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path], Tuner]
 
 
 class _CmaEs(optuna.samplers.CmaEsSampler):
@@ -58,16 +62,30 @@ def _nsga_ii(seeds: SamplerSeeds, _: Space, args: _Args) -> optuna.samplers.Base
     )
 
 
+def _gp(seeds: SamplerSeeds, _: Space, args: _Args) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.GPSampler(
+        seed=seeds.trial,
+        independent_sampler=optuna.samplers.RandomSampler(seed=seeds.trial),
+        n_startup_trials=args.n_startup_trials,
+        deterministic_objective=args.deterministic_objective,
+        warn_independent_sampling=False,
+    )
+
+
 def _over_a_study(
-    make_sampler: Callable[[SamplerSeeds, Space, _Args], optuna.samplers.BaseSampler], *, learns: bool = True
+    make_sampler: Callable[[SamplerSeeds, Space, _Args], optuna.samplers.BaseSampler],
+    *,
+    learns: bool = True,
+    takes_imports: bool = True,
 ) -> _MakeTuner:
-    def make(space: SearchSpace, args: _Args) -> Tuner:
+    def make(space: SearchSpace, args: _Args, _: Path) -> Tuner:
         return OptunaTuner(
             space,
             args.optimize_mode,
             args.seed,
             lambda seeds, always_there: make_sampler(seeds, always_there, args),
             learns=learns,
+            takes_imports=takes_imports,
         )
 
     return make
@@ -80,21 +98,33 @@ TUNERS: dict[str, _MakeTuner] = {
     ),
     "Anneal": _over_a_study(lambda seeds, space, args: Anneal(seeds)),
     "Evolution": _over_a_study(lambda seeds, space, args: Evolution(seeds, args.population_size)),
-    "BatchTuner": lambda space, args: EnumeratingTuner(Batch(space)),
-    "GridSearch": lambda space, args: EnumeratingTuner(Grid(space)),
-    "Hyperband": Hyperband,
+    "BatchTuner": lambda space, args, _: EnumeratingTuner(Batch(space)),
+    "GridSearch": lambda space, args, _: EnumeratingTuner(Grid(space)),
+    "Hyperband": lambda space, args, _: Hyperband(space, args),
+    "BOHB": lambda space, args, _: Bohb(space, args),
+    "PBTTuner": PopulationTuner,
+    "GP": _over_a_study(_gp),
     "GPTuner": _over_a_study(GaussianProcess),
     "MetisTuner": _over_a_study(Metis),
     "SMAC": _over_a_study(Forest),
-    "CmaEs": _over_a_study(_CmaEs),
-    "NSGAII": _over_a_study(_nsga_ii),
+    # These two breed from generations of their own only.
+    "CmaEs": _over_a_study(_CmaEs, takes_imports=False),
+    "NSGAII": _over_a_study(_nsga_ii, takes_imports=False),
     "QMC": _over_a_study(
         lambda seeds, space, args: Qmc(seeds, space, args.qmc_type, args.scramble), learns=False
     ),
 }
 
 
-def make_tuner(config: ExperimentConfig) -> Tuner:
-    """A fresh tuner over the experiment's search space; `restore` makes it know earlier trials."""
+def make_tuner(
+    config: ExperimentConfig, checkpoints: Path = Path("checkpoints"), log_folder: Path | None = None
+) -> Tuner:
+    """A fresh tuner over the experiment's search space; `restore` makes it know earlier trials.
+
+    `checkpoints`: where trials keep what they go on from, as they see it; only some tuners speak of it. `log_folder`: where what
+    a tuner of the user's own prints is kept.
+    """
+    if config.tuner.own is not None:
+        return UserTuner(config.tuner.own, config.tuner.class_args, config.search_space_raw, log_folder)
     args = CLASS_ARGS[config.tuner.name].model_validate(config.tuner.class_args)
-    return TUNERS[config.tuner.name](config.search_space, args)
+    return TUNERS[config.tuner.name](config.search_space, args, checkpoints)

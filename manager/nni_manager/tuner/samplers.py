@@ -29,10 +29,10 @@ Space = Mapping[str, BaseDistribution]
 class Tpe(optuna.samplers.TPESampler):
     """TPE that is told which parameters every trial has, instead of finding out from all past trials each time."""
 
-    def __init__(self, seeds: SamplerSeeds, always_there: Space) -> None:
-        """See `MakeSampler`."""
+    def __init__(self, seeds: SamplerSeeds, always_there: Space, **settings: Any) -> None:
+        """See `MakeSampler`; settings are Optuna's."""
         # Trials that still run count as bad ones, or concurrent trials would be sent to the same place.
-        super().__init__(seed=seeds.trial, constant_liar=True, multivariate=True)
+        super().__init__(seed=seeds.trial, constant_liar=True, multivariate=True, **settings)
         self._always_there = without_single(always_there)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

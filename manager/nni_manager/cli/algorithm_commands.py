@@ -1,0 +1,108 @@
+"""nnictl algo: tuners and assessors by name, those of this project and the user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.options import example, json_anyway, json_option
+from nni_manager.errors import UserMistake
+
+
+@click.group()
+def algo() -> None:
+    """List tuners and assessors, and give names to your own.
+
+    \b
+    Example:
+      nnictl algo list
+    """
+    return
+
+
+@algo.command("list", epilog=example("nnictl algo list", "nnictl algo list --json"))
+@json_option
+def list_algorithms(as_json: bool) -> None:
+    """List what an experiment file can name: tuners, advisors and assessors, built in or registered."""
+    rows = list(_algorithms())
+    if as_json:
+        output.print_json(rows)
+        return
+    output.print_table(
+        ["kind", "name", "source", "class"],
+        [[row["kind"], row["name"], row["source"], row.get("className", "")] for row in rows],
+    )
+
+
+@algo.command(epilog=example("nnictl algo show TPE", "nnictl algo show demotuner"))
+@click.argument("name")
+@json_anyway
+def show(name: str) -> None:
+    """Print what is known of a tuner or an assessor as JSON; of a built-in one, what classArgs it takes."""
+    found = [row for row in _algorithms() if row["name"] == name]
+    if not found:
+        raise UserMistake(
+            f"cannot find a tuner or an assessor {name!r}; `nnictl algo list` shows those there are"
+        )
+    for row in found:
+        if row["source"] == "built in":
+            row["classArgs"] = _class_args(row["kind"], name)
+    output.print_json(found[0] if len(found) == 1 else found)
+
+
+@algo.command(epilog=example("nnictl algo register --meta demo_tuner.yml"))
+@click.option("--meta", "-m", "meta", metavar="FILE", required=True, type=click.Path(path_type=Path),
+              help="YAML with algoType, builtinName, className and, if the module is not installed, codeDirectory.")  # fmt: skip
+def register(meta: Path) -> None:
+    """Give a tuner or an assessor of yours a name, for builtinTunerName or builtinAssessorName of experiment files."""
+    from nni_manager.config import registered_algorithms as registered
+    from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
+
+    algorithm = registered.read_meta(meta)
+    registered.register(algorithm, {*CLASS_ARGS, *ASSESSOR_ARGS})
+    output.info(f"Registered {algorithm.kind} {algorithm.name} ({algorithm.class_name})")
+
+
+@algo.command(epilog=example("nnictl algo unregister demotuner"))
+@click.argument("name")
+def unregister(name: str) -> None:
+    """Forget a tuner or an assessor that was registered. Your code stays, and so do experiments that use it."""
+    from nni_manager.config import registered_algorithms as registered
+
+    for gone in registered.unregister(name):
+        output.info(f"Unregistered {gone.kind} {gone.name}")
+
+
+def _algorithms() -> Iterator[dict[str, Any]]:
+    from nni_manager.config.algorithms import ADVISORS, ASSESSOR_ARGS, CLASS_ARGS
+    from nni_manager.config.registered_algorithms import registered_algorithms
+
+    tuners = [name for name in CLASS_ARGS if name not in ADVISORS]
+    for kind, names in (("tuner", tuners), ("advisor", ADVISORS), ("assessor", ASSESSOR_ARGS)):
+        for name in sorted(names, key=str.lower):
+            yield {"kind": kind, "name": name, "source": "built in"}
+    for each in registered_algorithms():
+        row: dict[str, Any] = {"kind": each.kind, "name": each.name, "source": "registered"}
+        yield row | {"className": each.class_name} | _without_none(dataclasses.asdict(each))
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    named = {"classArgsValidator": fields["validator"], "codeDirectory": fields["code_dir"]}
+    return {name: str(value) for name, value in named.items() if value is not None}
+
+
+def _class_args(kind: str, name: str) -> dict[str, Any]:
+    """What each argument may be and its default, in the words of JSON Schema."""
+    from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
+
+    schema = (ASSESSOR_ARGS if kind == "assessor" else CLASS_ARGS)[name].model_json_schema()
+    arguments: dict[str, Any] = schema.get("properties", {})
+    return {
+        name: {key: value for key, value in each.items() if key != "title"}
+        for name, each in arguments.items()
+    }

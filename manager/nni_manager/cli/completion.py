@@ -1,0 +1,32 @@
+"""nnictl completion: what lets a shell complete commands, options, and the ids of experiments and trials."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from nni_manager.cli import output
+from nni_manager.cli.options import example
+
+# What click looks for in the environment of a program of this name.
+_VARIABLE = "_NNICTL_COMPLETE"
+
+
+@click.command(
+    epilog=example(
+        'eval "$(nnictl completion bash)"                     # this shell',
+        "nnictl completion bash >> ~/.bashrc                  # every new one",
+        "nnictl completion zsh >> ~/.zshrc",
+        "nnictl completion fish > ~/.config/fish/completions/nnictl.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Let a shell complete commands and ids.
+
+    Prints what the shell has to run. Then TAB completes commands, options, and the ids of experiments and trials.
+    """
+    made = get_completion_class(shell)
+    assert made is not None  # it is one of click's own
+    output.plain(made(context.find_root().command, {}, "nnictl", _VARIABLE).source())

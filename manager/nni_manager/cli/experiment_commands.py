@@ -1,0 +1,211 @@
+"""nnictl experiment: look at experiments, take their results away, and remove them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.experiments import (
+    KnownExperiment,
+    beginning_with,
+    known_experiments,
+    resolve,
+    spoilt_lines,
+    stored_status,
+)
+from nni_manager.cli.options import (
+    agreed,
+    complete_experiment,
+    example,
+    experiment_argument,
+    json_anyway,
+    json_option,
+)
+from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.store.folders import Registry
+
+
+@click.group()
+def experiment() -> None:
+    """List, export, save, load and delete experiments.
+
+    \b
+    Example:
+      nnictl experiment list --all
+    """
+    return
+
+
+@experiment.command("list", epilog=example("nnictl experiment list", "nnictl experiment list --all --json"))
+@click.option("--all", "-a", "all_of_them", is_flag=True, help="Also those that do not run.")
+@json_option
+def list_experiments(all_of_them: bool, as_json: bool) -> None:
+    """List the experiments of this user."""
+    lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
+    if all_of_them:
+        lines = sorted(lines + spoilt_lines(), key=lambda line: str(line["id"]))
+    if as_json:
+        output.print_json(lines)
+        return
+    if not lines:
+        others = "" if all_of_them else "; `nnictl experiment list --all` shows those that ended"
+        output.info(f"There is no {'' if all_of_them else 'running '}experiment{others}")
+        return
+    headings = ["id", "status", "port", "platform", "started", "ended", "name"]
+    rows = [
+        [
+            line["id"],
+            _status_word(line),
+            str(line["port"] or line["viewPort"] or ""),
+            line.get("platform", ""),
+            output.moment(line.get("startTime")),
+            output.moment(line.get("endTime")),
+            line.get("experimentName", ""),
+        ]
+        for line in lines
+    ]
+    output.print_table(headings, rows)
+    for line in lines:
+        if "problem" in line:
+            output.warning(f"experiment {line['id']}: {line['problem']}")
+        elif _has_died(line):
+            how = "left while its trials were ending" if line["status"] == "STOPPING" else "died"
+            output.warning(
+                f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` goes on with it"
+            )
+
+
+def _has_died(line: dict[str, Any]) -> bool:
+    return not line["managerIsRunning"] and line["status"] not in ("DONE", "ERROR", "STOPPED", "UNREADABLE")
+
+
+def _status_word(line: dict[str, Any]) -> str:
+    status = str(line["status"])
+    if line["viewPort"] is not None and not line["managerIsRunning"]:
+        return f"VIEWED (was {status})" if _has_died(line) else f"VIEWED ({status})"
+    return f"NOT RUNNING (was {status})" if _has_died(line) else status
+
+
+@experiment.command(epilog=example("nnictl experiment show", "nnictl experiment show GvTf2bVe"))
+@experiment_argument
+@json_anyway
+def show(experiment_id: str | None) -> None:
+    """Print an experiment's profile as JSON: limits, search space, tuner, trial, and how each running trial is heard."""
+    output.print_json(resolve(experiment_id).profile())
+
+
+@experiment.command(epilog=example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
+@experiment_argument
+@json_anyway
+def status(experiment_id: str | None) -> None:
+    """Print an experiment's status as JSON, and what stopped it, if anything did."""
+    known = resolve(experiment_id)
+    client = known.client()
+    if client is not None:
+        output.print_json(client.get("/check-status"))
+        return
+    stored = stored_status(known.folder)
+    output.print_json({"status": stored["status"], "errors": stored["errors"]})
+    if not stored["isOver"]:
+        name = known.experiment_id
+        output.warning(
+            f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` goes on"
+        )
+
+
+@experiment.command(
+    epilog=example(
+        "nnictl experiment delete GvTf2bVe",
+        "nnictl experiment delete GvTf2bVe --yes",
+        "nnictl experiment delete --all",
+    )
+)
+@click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment)
+@click.option("--all", "-a", "all_of_them", is_flag=True, help="All experiments that do not run.")
+@click.option(
+    "--force", is_flag=True, help="Also what cannot be read, and one whose trials may run without a manager."
+)
+@click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
+def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed: bool) -> int:
+    """Remove an experiment with all it has stored, on the shared storage too. Your code stays."""
+    if (experiment_id is None) == (not all_of_them):
+        raise UserMistake(
+            "cannot tell what to delete; give the ID of an experiment, or --all for all that do not run"
+        )
+    spoilt = Registry.of_user().spoilt()
+    if experiment_id in spoilt and force:
+        # Nobody knows where its folder is, if there is one.
+        Registry.of_user().remove(experiment_id)
+        output.info(f"Forgot experiment {experiment_id}, of which nothing can be read")
+        return 0
+    chosen = known_experiments() if experiment_id is None else [_to_delete(experiment_id, force)]
+    if all_of_them:
+        reasons = {known.experiment_id: _reason_to_keep(known, force) for known in chosen}
+        for kept in filter(None, reasons.values()):
+            output.warning(kept)
+        chosen = [known for known in chosen if reasons[known.experiment_id] is None]
+    elif (reason := _reason_to_keep(chosen[0], force)) is not None:
+        raise UserMistake(reason)
+    if not chosen:
+        output.info("There is no experiment to delete")
+        return 0
+    names = ", ".join(known.experiment_id for known in chosen)
+    what = f"experiment {names}" if len(chosen) == 1 else f"{len(chosen)} experiments ({names})"
+    if not is_agreed and not agreed(f"Delete {what} with all results and logs?"):
+        output.info("Nothing was deleted")
+        return 1
+    problems = [problem for problem in map(_delete, chosen) if problem is not None]
+    for problem in problems:
+        output.error(problem)
+    return 1 if problems else 0
+
+
+def _to_delete(given: str, force: bool) -> KnownExperiment:
+    if not force:
+        return resolve(given)
+    matching = beginning_with(given, known_experiments())
+    return matching[0] if len(matching) == 1 else resolve(given)
+
+
+def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
+    """Why the experiment cannot be deleted, as a whole sentence; None when it can."""
+    name = known.experiment_id
+    if known.is_served:
+        how = "runs" if known.manager is not None else "is viewed"
+        return f"cannot delete experiment {name}: it {how}; `nnictl stop {name}` first"
+    if force:
+        return None
+    if known.problem:
+        return f"cannot delete experiment {name}: {known.problem}; or delete it with --force"
+    try:
+        state = stored_status(known.folder)
+    except NniManagerError as error:
+        return f"cannot delete experiment {name}, of which nothing can be read ({error}); use --force"
+    if not state["isOver"]:
+        return (
+            f"cannot delete experiment {name}: its manager died while it was {state['status']}, and its trials may run; "
+            f"`nnictl resume {name}` and `nnictl stop {name}` first, or use --force"
+        )
+    return None
+
+
+def _delete(known: KnownExperiment) -> str | None:
+    """Delete it; why that was not possible, or None."""
+    workspace = known.folder.workspace.root
+    with contextlib.ExitStack() as stack:
+        # From here on no manager can take it. A lock that cannot be opened is no one's.
+        with contextlib.suppress(OSError):
+            stack.enter_context(known.folder.owned())
+        known.folder.remove()
+    left = [path for path in (workspace, known.folder.path) if path.exists()]
+    if left:
+        return (
+            f"cannot delete all of experiment {known.experiment_id}: {' and '.join(map(str, left))} cannot be removed; see who "
+            "owns what is there, remove it as that user, and try again"
+        )
+    Registry.of_user().remove(known.experiment_id)
+    output.info(f"Deleted experiment {known.experiment_id}")
+    return None

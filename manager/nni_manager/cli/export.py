@@ -1,0 +1,141 @@
+"""nnictl experiment export: parameters and results, for a program or a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.experiments import resolve
+from nni_manager.cli.options import example, experiment_argument
+
+if TYPE_CHECKING:
+    from nni_manager.store.store import StoreReader
+
+Record = dict[str, Any]
+_COLUMNS = ("trialJobId", "value", "intermediate")
+
+
+@click.command(
+    epilog=example(
+        "nnictl experiment export --type csv --filename results.csv",
+        "nnictl experiment export GvTf2bVe --type json --intermediate > results.json",
+    )
+)
+@experiment_argument
+@click.option("--filename", "-f", "target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+              help="Write it there, and not to stdout.")  # fmt: skip
+@click.option("--type", "-t", "kind", type=click.Choice(["json", "csv"]), default="json", show_default=True)
+@click.option(
+    "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also the intermediate results."
+)
+def export(experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool) -> None:
+    """Print parameters and results of the trials that succeeded."""
+    from nni_manager.store.store import StoreReader
+
+    known = resolve(experiment_id)
+    with StoreReader(known.folder.database) as reader:
+        records = list(records_of(reader, has_intermediates=has_intermediates))
+    text = to_csv(records) if kind == "csv" else to_json(records)
+    if not records:
+        name = known.experiment_id
+        output.warning(
+            f"experiment {name} has no result yet; `nnictl trial ls {name}` shows how its trials are"
+        )
+    if target is None:
+        # A terminal's encoding may have no letter for what a parameter is called.
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+        return
+    target.write_bytes(text.encode())
+    output.info(f"Wrote the results of {len(records)} trials to {target}")
+
+
+def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Record]:
+    """A record for each trial that succeeded, in the order they were made, with the keys of NNI's export.
+
+    What is no JSON stays text. NaN and infinities are kept here, and what comes of them is the format's affair.
+    """
+    courses: dict[str, list[Any]] = {}
+    if has_intermediates:
+        for page in reader.metric_pages(False, 0, 2**62):
+            for row in page:
+                courses.setdefault(row.trial_id, []).append(_value_of(row.value))
+    for trial_id, parameters, final in reader.results():
+        record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": _value_of(final)}
+        yield record | ({"intermediate": courses.get(trial_id, [])} if has_intermediates else {})
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def to_json(records: Sequence[Record]) -> str:
+    """A list with a line for each record; NaN and infinities, which JSON has not, become null."""
+    lines = [json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) for record in records]
+    return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _finite(entry) for name, entry in value.items()}
+        case list():
+            return [_finite(entry) for entry in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
+
+
+def to_csv(records: Sequence[Record]) -> str:
+    """A table with a column for each parameter; nested ones are named with a slash (`layer/size`).
+
+    A result that is a dict has its `default` under `value` and the rest under `value/NAME`. Lists are JSON text.
+    """
+    rows = [_row(record) for record in records]
+    values = dict.fromkeys(name for _, result in rows for name in result)
+    parameters = dict.fromkeys(name for given, _ in rows for name in given)
+    named = {name: f"parameter/{name}" if name in _COLUMNS or name in values else name for name in parameters}
+    text = io.StringIO()
+    has_intermediates = any("intermediate" in record for record in records)
+    names = ["trialJobId", *named.values(), *(values or {"value": None})]
+    # Lines end as RFC 4180 has it: with another end, a carriage return in a cell would be no text in quotes.
+    writer = csv.writer(text)
+    writer.writerow([*names, "intermediate"] if has_intermediates else names)
+    for record, (given, result) in zip(records, rows, strict=True):
+        cells = [record["trialJobId"]]
+        cells += [given.get(name, "") for name in named] + [result.get(name, "") for name in values]
+        writer.writerow([*cells, _cell(record["intermediate"])] if has_intermediates else cells)
+    return text.getvalue()
+
+
+def _row(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
+    value = record["value"]
+    result = {"value": _cell(value)}
+    if isinstance(value, dict):
+        result = {"value": _cell(value.get("default", ""))}
+        result |= {f"value/{name}": _cell(each) for name, each in value.items() if name != "default"}
+    return dict(_flat(record["parameter"], "")), result
+
+
+def _flat(parameters: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    for name, value in parameters.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{name}/")
+        else:
+            yield f"{above}{name}", _cell(value)
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

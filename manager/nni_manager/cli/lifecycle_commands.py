@@ -1,0 +1,305 @@
+"""nnictl create, resume, view, stop and top: the life of an experiment's manager."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.banner import print_commands
+from nni_manager.cli.client import api_url
+from nni_manager.cli.exit_codes import INTERRUPTED
+from nni_manager.cli.experiments import (
+    KnownExperiment,
+    beginning_with,
+    known_experiments,
+    resolve,
+    stored_status,
+)
+from nni_manager.cli.options import (
+    Port,
+    complete_experiment,
+    example,
+    experiment_argument,
+    named_experiment_argument,
+    start_options,
+)
+from nni_manager.errors import NniManagerError, UserMistake
+
+
+@click.command(epilog=example("nnictl create --config config.yml", "nnictl create -c config.yml -p auto -f"))
+@click.option(
+    "--config",
+    "-c",
+    "config_path",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The experiment file.",
+)
+@start_options
+def create(config_path: Path, host: str, port: int | None, debug: bool, foreground: bool) -> int:
+    """Start a new experiment."""
+    import secrets
+
+    from nni_manager import services
+    from nni_manager.cli import manager_process, preflight
+    from nni_manager.config.reader import read_experiment_file
+
+    config = read_experiment_file(config_path)
+    if debug:
+        config = dataclasses.replace(config, debug=True, version_check=False)
+    place = preflight.check_platform(config)
+    ports = _ports(port, host)
+    for expansion in config.expansions:
+        output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
+    for warning in (*config.warnings, *place.warnings):
+        output.warning(warning)
+    if place.where:
+        output.info(f"run jobs on {place.where}")
+    if (storage := services.storage_here(config)) is not None:
+        from nni_manager.engine.code_snapshot import size_of
+
+        size = size_of(config.code_dir, storage, config.secret_files)
+        output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
+    if config.is_annotated:
+        output.info(
+            f"copy codeDir {config.code_dir} for the trials, with chosen values in the place of annotated ones"
+        )
+    output.info("Starting restful server...")
+    known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug, host)
+    return _after_start(known, foreground)
+
+
+@click.command(epilog=example("nnictl resume GvTf2bVe", "nnictl resume GvTf2bVe --foreground"))
+@named_experiment_argument
+@start_options
+def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
+    """Go on with an experiment whose manager does not run."""
+    from nni_manager.cli import manager_process
+
+    known = resolve(experiment_id)
+    name = known.experiment_id
+    if known.manager is not None:
+        raise UserMistake(
+            f"cannot resume experiment {name}: it runs on port {known.manager.port}; "
+            f"watch it with `nnictl top {name}`, or stop it first with `nnictl stop {name}`"
+        )
+    if known.view is not None:
+        # The manager shows the same and more, most often on the same port.
+        manager_process.end_view(known)
+        output.info(f"Ended the view of experiment {name} on port {known.view.port}")
+    ports = _ports(port, host)
+    output.info("Starting restful server...")
+    return _after_start(manager_process.start_manager(known.folder, ports, debug, host), foreground)
+
+
+@click.command(epilog=example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground"))
+@named_experiment_argument
+@click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until somebody ends the view.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where the HTTP API listens. Beyond this machine it speaks HTTPS.",
+)
+@click.option("--port", "-p", type=Port(), default="8080", show_default=True, metavar="N|auto",
+              help="Port of the HTTP API. auto: the first that is free.")  # fmt: skip
+def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
+    """Serve a stored experiment, to be looked at and not changed."""
+    from nni_manager.cli import manager_process
+
+    known = resolve(experiment_id)
+    name, server = known.experiment_id, known.manager or known.view
+    if server is not None:
+        how = "runs" if known.manager else "is viewed"
+        output.info(f"Experiment {name} {how} already: it is served at {api_url(server)}")
+        return 0
+    known = manager_process.start_view(known.folder, _ports(port, host, count=1), host)
+    assert known.view is not None  # it has just been started
+    try:
+        output.info(f"Experiment {name} is served at {api_url(known.view)}, to be looked at and not changed")
+        if foreground:
+            manager_process.wait_for_view(known)
+        else:
+            output.info(f"`nnictl stop {name}` ends that; `nnictl resume {name}` goes on with the experiment")
+    except KeyboardInterrupt:
+        if foreground:
+            manager_process.end_view(known)
+        return INTERRUPTED
+    return 0
+
+
+def _ports(port: int | None, host: str, count: int = 2) -> Iterable[int]:
+    from nni_manager.cli import preflight
+
+    if port is None:
+        return preflight.free_ports(host)
+    preflight.check_ports(port, host, count)
+    return [port]
+
+
+def _after_start(known: KnownExperiment, foreground: bool) -> int:
+    try:
+        _print_banner(known, foreground)
+        return _stay(known) if foreground else 0
+    except KeyboardInterrupt:
+        return _stop_after_interrupt(known) if foreground else INTERRUPTED
+    except OSError as error:
+        if foreground and output.is_hangup(error):
+            return _stop_after_interrupt(known)
+        raise
+
+
+def _print_banner(known: KnownExperiment, foreground: bool) -> None:
+    assert known.manager is not None  # it has just been started
+    output.info("Successfully started Restful server!")
+    output.info("Starting experiment...")
+    output.info("Successfully started experiment!")
+    output.plain(output.RULE)
+    output.plain(f"The experiment id is {known.experiment_id}")
+    output.plain(f"The API url is: {api_url(known.manager)}")
+    if known.manager.certificate_sha256 is not None:
+        output.plain(f"Its certificate is: {known.manager.certificate_sha256}")
+    output.plain(output.RULE)
+    if foreground:
+        return
+    output.plain()
+    print_commands()
+
+
+def _stay(known: KnownExperiment) -> int:
+    """Show the experiment to its end, then end its manager; the exit code."""
+    from nni_manager.cli import watch
+    from nni_manager.cli.manager_process import stop_experiment
+
+    summary = watch.follow(known)
+    watch.show_results(summary, known)
+    if known.running_process() is not None:
+        stop_experiment(known, output.info)
+    problem = watch.verdict(summary)
+    if problem is not None:
+        raise problem
+    return 0
+
+
+def _stop_after_interrupt(known: KnownExperiment) -> int:
+    """Ctrl-C: stop the experiment. Once more: do not wait for its trials to end, and make its manager leave at once."""
+    from nni_manager.cli.manager_process import leave, stop_experiment
+
+    name = known.experiment_id
+    try:
+        if known.running_process() is not None:
+            output.info(f"Stopping experiment {name} (Ctrl-C once more does not wait for its trials to end)")
+            stop_experiment(known, output.info)
+        output.info(f"Stop experiment success. `nnictl resume {name}` goes on with it.")
+    except KeyboardInterrupt:
+        leave(known)
+        state = stored_status(known.folder)["status"]
+        if state in ("STOPPING", "STOPPED"):
+            output.warning(
+                f"experiment {name} ends without its manager: every trial was told to stop, and one that does not "
+                f"is killed after its grace period; `nnictl resume {name}` takes note of how they ended, and goes on"
+            )
+        else:
+            output.warning(
+                f"experiment {name} is left as it is ({state}), and trials may still run: `nnictl resume {name}` "
+                f"finds them, and `nnictl stop {name}` then stops them"
+            )
+    return INTERRUPTED
+
+
+@click.command(epilog=example("nnictl stop", "nnictl stop GvTf2bVe", "nnictl stop --all"))
+@click.argument("experiment_id", metavar="[ID|PREFIX*]", required=False, shell_complete=complete_experiment)
+@click.option("--all", "-a", "all_of_them", is_flag=True, help="Stop every running experiment.")
+@click.option("--port", "-p", type=int, help="Stop the experiment that runs on this port.")
+def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
+    """Stop experiments.
+
+    Running trials are cancelled, data stays. Views of experiments end as well.
+    """
+    from nni_manager.cli.manager_process import end_view, stop_experiment
+
+    chosen = _to_stop(experiment_id, all_of_them, port)
+    if not chosen:
+        output.info("No experiment is running.")
+    problems = []
+    for known in chosen:
+        try:
+            if known.view is not None:
+                end_view(known)
+                output.info(f"Ended the view of experiment {known.experiment_id} on port {known.view.port}")
+            if known.manager is not None:
+                output.info(f"Stopping experiment {known.experiment_id}")
+                stop_experiment(known, output.info)
+                output.info("Stop experiment success.")
+        except NniManagerError as error:
+            problems.append(error)
+            output.error(str(error))
+    return 1 if problems else 0
+
+
+def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[KnownExperiment]:
+    if sum((given is not None, all_of_them, port is not None)) > 1:
+        raise UserMistake("cannot use more than one of ID, --all and --port; name experiments in one way")
+    running = [each for each in known_experiments() if each.is_served]
+    if all_of_them:
+        return running
+    if port is not None:
+        chosen = [each for each in running if each.manager is not None and each.manager.port == port]
+        if not chosen:
+            viewed = [each for each in running if each.view is not None and each.view.port == port]
+            chosen = [dataclasses.replace(each, manager=None) for each in viewed]
+        if not chosen:
+            raise UserMistake(
+                f"cannot find an experiment on port {port}; `nnictl experiment list` shows those that run"
+            )
+        return chosen
+    if given is not None and given.endswith("*"):
+        chosen = [each for each in running if each.experiment_id.startswith(given[:-1])]
+        if not chosen:
+            raise UserMistake(
+                f"cannot find a running experiment {given}; `nnictl experiment list` shows those that run"
+            )
+        return chosen
+    # A prefix that only one running experiment has is clear, whatever ended experiments there are.
+    matching = beginning_with(given, running) if given is not None else running
+    known = matching[0] if len(matching) == 1 else resolve(given)
+    if not known.is_served:
+        name, status = known.experiment_id, stored_status(known.folder)
+        if status["isOver"]:
+            raise UserMistake(
+                f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would go on with it"
+            )
+        raise UserMistake(
+            f"cannot stop experiment {name}: its manager is not running; if its trials still run, "
+            f"`nnictl resume {name}` finds them and `nnictl stop {name}` then stops them"
+        )
+    return [known]
+
+
+@click.command(epilog=example("nnictl top", "nnictl top GvTf2bVe --time 5"))
+@experiment_argument
+@click.option("--time", "-t", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True,
+              metavar="SECONDS", help="How often to look.")  # fmt: skip
+def top(experiment_id: str | None, every_s: float) -> None:
+    """Watch a running experiment.
+
+    Shows progress, the best trial so far and the time that is left. Ctrl-C ends the watching, not the experiment.
+    """
+    from nni_manager.cli import watch
+
+    known = resolve(experiment_id)
+    if known.manager is None:
+        name = known.experiment_id
+        raise UserMistake(
+            f"cannot watch experiment {name}: it does not run; `nnictl trial ls {name}` shows its trials"
+        )
+    watch.follow(known, every_s)
+
+
+COMMANDS = (create, resume, view, stop, top)

@@ -1,0 +1,257 @@
+"""nnictl log: what managers and trials wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.experiments import KnownExperiment, resolve
+from nni_manager.cli.options import Command, example, experiment_argument, trial_option
+from nni_manager.errors import UserMistake
+from trial_keeper.wire.own_files import NotOwnFile, open_inside
+
+if TYPE_CHECKING:
+    from trial_keeper.wire.messages import AttemptKey
+
+# Shorter than a person notices, and a look costs a few system calls.
+_FOLLOW_EVERY_S = 0.2
+_BLOCK_BYTES = 1 << 16
+
+
+@click.group()
+def log() -> None:
+    """Look at logs.
+
+    \b
+    Example:
+      nnictl log stderr
+      nnictl log trial --trial-id aB3dE
+    """
+    return
+
+
+def _log_options(command: Command) -> Command:
+    for option in (
+        click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C."),
+        click.option("--path", "-p", "path_only", is_flag=True, help="Print where the file is, not what is in it."),
+        click.option("--tail", "-T", type=click.IntRange(1), metavar="N", help="Only the last N lines."),
+        click.option("--head", "-H", type=click.IntRange(1), metavar="N", help="Only the first N lines."),
+        experiment_argument,
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@log.command(
+    "stdout",
+    epilog=example("nnictl log stdout", "nnictl log stdout GvTf2bVe --tail 20", "nnictl log stdout --follow"),
+)
+@_log_options
+def log_stdout(
+    experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
+) -> None:
+    """Print what the manager wrote to its stdout."""
+    folder = resolve(experiment_id).folder
+    _print_log(folder.manager_stdout, folder.manager_log, _Part(head, tail, follow), path_only)
+
+
+@log.command("stderr", epilog=example("nnictl log stderr", "nnictl log stderr GvTf2bVe --path"))
+@_log_options
+def log_stderr(
+    experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
+) -> None:
+    """Print what the manager wrote to its stderr."""
+    folder = resolve(experiment_id).folder
+    _print_log(folder.manager_stderr, folder.manager_log, _Part(head, tail, follow), path_only)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Which lines of a log are meant; all that None leaves."""
+
+    head: int | None
+    tail: int | None
+    follows: bool
+
+    def __post_init__(self) -> None:
+        if self.head is not None and (self.tail is not None or self.follows):
+            other = "--follow" if self.tail is None else "--tail"
+            raise UserMistake(f"cannot use --head and {other} together; leave one out")
+
+    def print_from(self, file: BinaryIO) -> None:
+        """Print them, and leave the file where they end."""
+        out = sys.stdout.buffer
+        if self.head is not None:
+            out.writelines(itertools.islice(file, self.head))
+        else:
+            if self.tail is not None:
+                _seek_last_lines(file, self.tail)
+            shutil.copyfileobj(file, out)
+        sys.stdout.flush()
+
+
+def _seek_last_lines(file: BinaryIO, count: int) -> None:
+    """Go to where the last lines begin, without reading what is before them: logs have gigabytes."""
+    at, missing = file.seek(0, os.SEEK_END), count
+    is_end = True
+    while at > 0:
+        begin = max(0, at - _BLOCK_BYTES)
+        file.seek(begin)
+        block = file.read(at - begin)
+        # The last line's own end begins no further line.
+        end = len(block) - 1 if is_end and block.endswith(b"\n") else len(block)
+        is_end = False
+        while missing and (end := block.rfind(b"\n", 0, end)) >= 0:
+            missing -= 1
+        if not missing:
+            file.seek(begin + end + 1)
+            return
+        at = begin
+    file.seek(0)
+
+
+def _print_log(path: Path, manager_log: Path, part: _Part, path_only: bool) -> None:
+    if path_only:
+        output.plain(str(path))
+        return
+    if not path.exists() or path.stat().st_size == 0:
+        output.warning(f"{path} is empty; what the manager decided is in {manager_log}")
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        part.print_from(file)
+        while part.follows:
+            time.sleep(_FOLLOW_EVERY_S)
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.flush()
+
+
+@log.command(
+    "trial",
+    epilog=example(
+        "nnictl log trial --trial-id aB3dE",
+        "nnictl log trial GvTf2bVe -T aB3dE --stream stderr --tail 20",
+        "nnictl log trial -T aB3dE --follow",
+    ),
+)
+@experiment_argument
+@trial_option("Which trial; without it, where each trial's files are.", required=False)
+@click.option("--stream", type=click.Choice(["stdout", "stderr", "trial.log"]), default="stdout",
+              show_default=True, help="trial.log is what the trial's keeper did.")  # fmt: skip
+@click.option("--head", "-H", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
+@click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the trial is over.")
+@click.option("--path", "-p", "path_only", is_flag=True, help="Print where the file is, not what is in it.")
+def log_trial(
+    experiment_id: str | None,
+    trial_id: str | None,
+    stream: str,
+    head: int | None,
+    tail: int | None,
+    follow: bool,
+    path_only: bool,
+) -> None:
+    """Print what a trial wrote, in its newest attempt."""
+    from nni_manager.cli import watch
+
+    known = resolve(experiment_id)
+    if trial_id is None:
+        for each in known.trials():
+            output.plain(f"trial {each['id']}: {each['logPath']}")
+        return
+    part = _Part(head, tail, follow)
+    asked = known.trial(known.trial_id(trial_id))
+    place = _wait_for_log(known, asked["id"], stream) if follow else _log_of(known, asked["id"], stream)
+    if place is None:
+        why = f" ({watch.why(asked)})" if asked["message"].strip() else ""
+        raise UserMistake(
+            f"cannot show {stream} of trial {asked['id']}: it is {asked['state']} and has written nothing{why}; "
+            f"see what the manager did in {known.folder.manager_log}"
+        )
+    if path_only:
+        output.plain(str(place.path))
+        return
+    with _opened(known, place) as file:
+        part.print_from(file)
+        read_bytes = file.tell()
+    if follow:
+        _follow(known, asked["id"], stream, place, read_bytes)
+    output.trial_warning(known.trial(asked["id"]) if follow else asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a log lies, and of which attempt it is."""
+
+    key: AttemptKey
+    path: Path
+
+
+def _follow(known: KnownExperiment, trial_id: str, stream: str, place: _Place, read_bytes: int) -> None:
+    """Print what comes, until the trial is over; a new attempt begins anew."""
+    is_over = False
+    while not is_over:
+        time.sleep(_FOLLOW_EVERY_S)
+        # Asked before the log is read: what a trial wrote last is there when it is over.
+        is_over = known.trial_is_over(trial_id)
+        now = _log_of(known, trial_id, stream) or place
+        if now.key != place.key:
+            output.warning(f"trial {trial_id}: attempt {now.key.attempt} ({now.key.task}) goes on")
+            read_bytes = 0
+        place = now
+        # What is collected and what lies in the workspace has the same bytes at the same offsets.
+        with _opened(known, place) as file:
+            file.seek(read_bytes)
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.flush()
+            read_bytes = file.tell()
+
+
+def _wait_for_log(known: KnownExperiment, trial_id: str, stream: str) -> _Place | None:
+    while (place := _log_of(known, trial_id, stream)) is None and not known.trial_is_over(trial_id):
+        time.sleep(_FOLLOW_EVERY_S)
+    return place or _log_of(known, trial_id, stream)
+
+
+@contextlib.contextmanager
+def _opened(known: KnownExperiment, place: _Place) -> Iterator[BinaryIO]:
+    roots = (known.folder.collected_logs, known.folder.workspace.root)
+    root = next(root for root in roots if place.path.is_relative_to(root))
+    try:
+        descriptor = open_inside(root, place.path)
+    except NotOwnFile as error:
+        raise UserMistake(
+            f"cannot show {place.path}: the trial has put something else in its place ({error.strerror}); "
+            "look at it with care"
+        ) from error
+    with open(descriptor, "rb") as file:
+        yield file
+
+
+def _log_of(known: KnownExperiment, trial_id: str, word: str) -> _Place | None:
+    """The fuller one of what was collected and what lies in the workspace, of the newest attempt that left either."""
+    from nni_manager.store.store import log_path
+    from trial_keeper.wire.messages import AttemptKey, Stream
+
+    stream = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "trial.log": Stream.KEEPER}[word]
+    workspace, collected = known.folder.workspace, known.folder.collected_logs
+    keys: list[AttemptKey] = workspace.attempts_of(trial_id)
+    for attempt in (collected / trial_id).glob("[0-9]*"):
+        keys += [AttemptKey(trial_id, int(attempt.name), task.name) for task in attempt.iterdir()]
+    for key in sorted(set(keys), key=lambda key: (-key.attempt, key.task)):
+        there = [log_path(collected, key, stream), workspace.attempt(key).stream(stream)]
+        files = [path for path in there if path.is_file() or path.is_symlink()]
+        if files:
+            return _Place(key, max(files, key=lambda path: path.lstat().st_size))
+    return None

@@ -1,0 +1,100 @@
+"""Options and arguments that several commands share, and how their examples are written."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from nni_manager.errors import NniManagerError, UserMistake
+
+Command = Callable[..., Any]
+# Nobody looks through more.
+_MOST_COMPLETIONS = 200
+
+
+class Port(click.ParamType[Any]):
+    """A port number, or `auto` as None."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """The number."""
+        from nni_manager.cli.preflight import HIGHEST_PORT
+
+        if value == "auto":
+            return None
+        if not str(value).isdecimal() or not 1 <= int(value) <= HIGHEST_PORT:
+            self.fail(f"cannot use --port {value}: it is no number from 1 to {HIGHEST_PORT} and not auto")
+        return int(value)
+
+
+def start_options(command: Command) -> Command:
+    """Options of what starts a manager: `host`, `port` (None: any), `debug` and `foreground`."""
+    for option in (
+        click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
+        click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+            help="Where the HTTP API listens. Beyond this machine it speaks HTTPS.",
+        ),
+        click.option(
+            "--port", "-p", type=Port(), default="8080", show_default=True, metavar="N|auto",
+            help="Port of the HTTP API; keepers use the next one. auto: the first two that are free.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def complete_experiment(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """The ids of this user's experiments that begin so, for a shell."""
+    from nni_manager.store.folders import Registry
+
+    ids = [folder.experiment_id for folder in Registry.of_user().all() if folder.path.is_dir()]
+    return [each for each in ids if each.startswith(begun)]
+
+
+def complete_trial(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    """The ids of trials of the experiment that stands before, for a shell; none where a command would say what is wrong."""
+    from nni_manager.cli.experiments import resolve, stored_ids
+
+    # An option that waits for its value keeps click from naming what stands before.
+    given = context.params.get("experiment_id") or next(iter(context.args), None)
+    with contextlib.suppress(NniManagerError):
+        return stored_ids(resolve(given).folder, begun, _MOST_COMPLETIONS)
+    return []
+
+
+experiment_argument = click.argument(
+    "experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment
+)
+named_experiment_argument = click.argument("experiment_id", metavar="ID", shell_complete=complete_experiment)
+json_anyway = click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it does anyway.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def trial_option(help_text: str, *, required: bool = True) -> Callable[[Command], Command]:
+    """--trial-id, which may be shortened to its beginning as well."""
+    return click.option(
+        "--trial-id", "-T", required=required, metavar="TRIAL", help=help_text, shell_complete=complete_trial
+    )
+
+
+def example(*lines: str) -> str:
+    """What stands below the options in a command's help."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def agreed(question: str) -> bool:
+    """Whether the user says yes, on the terminal.
+
+    Raises:
+        UserMistake: there is nobody to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UserMistake(f"cannot ask {question!r}, for there is no terminal; say so with --yes")
+    return click.confirm(question)

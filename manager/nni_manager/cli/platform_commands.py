@@ -1,0 +1,118 @@
+"""nnictl platform: what experiments leave on a cluster's shared storage."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.experiments import KnownExperiment, known_experiments, stored_status
+from nni_manager.cli.options import agreed, example
+from nni_manager.errors import NniManagerError, UserMistake
+from trial_keeper.wire.workspace import Workspace, is_safe_name
+
+
+@click.group("platform")
+def platform() -> None:
+    """Clean up what experiments left on a cluster.
+
+    \b
+    Example:
+      nnictl platform clean --config config.yml
+    """
+    return
+
+
+@platform.command(
+    epilog=example("nnictl platform clean --config config.yml", "nnictl platform clean -c config.yml --yes")
+)
+@click.option("--config", "-c", "config_path", metavar="FILE", required=True, type=click.Path(path_type=Path),
+              help="An experiment file that names the cluster.")  # fmt: skip
+@click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
+def clean(config_path: Path, is_agreed: bool) -> int:
+    """Remove what trials that are over left there.
+
+    That is: code, output and logs of your experiments on the shared storage, once these are over.
+
+    Results and collected logs stay in the experiments' own folders; such an experiment can still be viewed and resumed. What
+    belongs to experiments that run, or that this user does not know, stays.
+    """
+    from nni_manager.config.reader import read_experiment_file
+
+    config = read_experiment_file(config_path, reads_code=False)
+    if config.pai is None and config.training_service != "local":
+        raise UserMistake(
+            f"cannot clean {config.training_service}: this version runs no experiments there; name a file for pai"
+        )
+    if config.pai is None:
+        output.info(
+            "Experiments on this machine leave everything in their own folders; `nnictl experiment delete ID` removes one"
+        )
+        return 0
+    known = {each.experiment_id: each for each in known_experiments()}
+    cleanable = []
+    for workspace in _workspaces_in(config.pai.storage):
+        reason = _reason_to_keep(known.get(workspace.root.name), workspace)
+        if reason is None:
+            cleanable.append(workspace)
+        elif reason:
+            output.warning(f"{workspace.root} stays: {reason}")
+    if not cleanable:
+        output.info(f"There is nothing to clean in {config.pai.storage}")
+        return 0
+    names = ", ".join(workspace.root.name for workspace in cleanable)
+    if not is_agreed and not agreed(f"Remove what trials of {names} left in {config.pai.storage}?"):
+        output.info("Nothing was removed")
+        return 1
+    return max(map(_clean, cleanable))
+
+
+def _workspaces_in(storage: Path) -> list[Workspace]:
+    return [
+        Workspace(folder)
+        for folder in sorted(storage.iterdir())
+        if is_safe_name(folder.name) and not folder.is_symlink() and Workspace(folder).manager_json.is_file()
+    ]
+
+
+def _reason_to_keep(known: KnownExperiment | None, workspace: Workspace) -> str | None:
+    """Why it cannot be cleaned; None when it can, and empty when there is nothing to say because it is clean."""
+    if not _left_in(workspace):
+        return ""
+    if known is None or known.folder.workspace.root.resolve() != workspace.root.resolve():
+        return "this user knows no such experiment here, and it may run elsewhere; if you are sure, remove the folder"
+    name = known.experiment_id
+    if known.manager is not None:
+        return f"experiment {name} runs; `nnictl stop {name}` first"
+    try:
+        is_over = stored_status(known.folder)["isOver"]
+    except NniManagerError as error:
+        return str(error)
+    return (
+        None if is_over else f"trials of experiment {name} may run; `nnictl resume {name}` and stop it first"
+    )
+
+
+def _left_in(workspace: Workspace) -> list[Path]:
+    trials = sorted(workspace.trials.iterdir()) if workspace.trials.is_dir() else []
+    return [*trials, *sorted(workspace.root.glob("code-*.tar.gz"))]
+
+
+def _clean(workspace: Workspace) -> int:
+    left = _left_in(workspace)
+    for path in left:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    stuck = [path for path in left if path.exists()]
+    if stuck:
+        output.error(
+            f"cannot remove all of {workspace.root}: {len(stuck)} of {len(left)} folders stay, such as {stuck[0]}; "
+            "remove them as the user that containers run as"
+        )
+        return 1
+    output.info(f"Removed {len(left)} folders and files from {workspace.root}")
+    return 0

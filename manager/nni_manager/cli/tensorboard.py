@@ -1,0 +1,188 @@
+"""nnictl tensorboard: what trials wrote for TensorBoard, shown by it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.experiments import KnownExperiment, resolve
+from nni_manager.cli.options import Port, complete_trial, example, experiment_argument
+from nni_manager.errors import TryAgain, UserMistake
+
+if TYPE_CHECKING:
+    from nni_manager.store.process_identity import ProcessIdentity
+
+_HOST = "127.0.0.1"
+# It imports half of the world, on a cold disk too.
+_READY_WITHIN_S = 60.0
+_ENDED_WITHIN_S = 10.0
+_POLL_S = 0.1
+
+
+class TensorBoardMissing(UserMistake):
+    """cannot start TensorBoard: it is not installed; `pip install tensorboard`"""
+
+
+class TensorBoardFailed(TryAgain):
+    """cannot start TensorBoard; its last words say why"""
+
+
+@click.group()
+def tensorboard() -> None:
+    """Show what trials wrote for TensorBoard.
+
+    That is what lies in `$NNI_OUTPUT_DIR/tensorboard` of a trial.
+
+    \b
+    Example:
+      nnictl tensorboard start --trial-id aB3dE
+    """
+    return
+
+
+@tensorboard.command(
+    epilog=example(
+        "nnictl tensorboard start", "nnictl tensorboard start GvTf2bVe -T aB3dE -T xY9zW --port auto"
+    )
+)
+@experiment_argument
+@click.option("--trial-id", "-T", "trial_ids", metavar="TRIAL", multiple=True, shell_complete=complete_trial,
+              help="Only this trial; several are possible.  [default: all]")  # fmt: skip
+@click.option("--port", "-p", type=Port(), default="6006", show_default=True, metavar="N|auto")
+def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | None) -> None:
+    """Start TensorBoard on this machine, in the background, and print its address. It is open to all users of this machine."""
+    from nni_manager.cli import preflight
+
+    known = resolve(experiment_id)
+    if find_spec("tensorboard") is None:
+        raise TensorBoardMissing(
+            f"cannot start TensorBoard: it is not installed for {sys.executable}; run `{sys.executable} -m pip install "
+            "tensorboard`"
+        )
+    where = _logs_of(known, trial_ids)
+    if port is None:
+        port = next(iter(preflight.free_ports(_HOST)))
+    else:
+        preflight.check_ports(port, _HOST, 1)
+    log_path = known.folder.log / "tensorboard.log"
+    with log_path.open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tensorboard.main", *where, "--host", _HOST, "--port", str(port)],
+            cwd=known.folder.path,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        _note(known, child.pid, port)
+        _wait_until_ready(child, port, log_path)
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    output.info(f"TensorBoard of experiment {known.experiment_id}: http://{_HOST}:{port}")
+    output.info(f"`nnictl tensorboard stop {known.experiment_id}` ends it")
+
+
+@tensorboard.command(epilog=example("nnictl tensorboard stop", "nnictl tensorboard stop GvTf2bVe"))
+@experiment_argument
+def stop(experiment_id: str | None) -> None:
+    """End every TensorBoard of an experiment."""
+    from nni_manager.store.process_identity import terminate
+
+    known = resolve(experiment_id)
+    count = 0
+    for note in _notes(known):
+        process, _ = _noted(note)
+        with contextlib.suppress(ProcessLookupError):
+            if process is not None:
+                # The number may be somebody's else by now: looked at again once nobody can take it over.
+                descriptor = os.pidfd_open(process.pid)
+                if not process.is_alive:
+                    os.close(descriptor)
+                elif terminate(descriptor, _ENDED_WITHIN_S):
+                    count += 1
+                else:
+                    raise TryAgain(
+                        f"cannot end TensorBoard: process {process.pid} ignores SIGTERM; end it with `kill -9 {process.pid}`"
+                    )
+        note.unlink(missing_ok=True)
+    output.info(
+        f"Ended {count} TensorBoard{'' if count == 1 else 's'} of experiment {known.experiment_id}"
+        if count
+        else f"There is no TensorBoard of experiment {known.experiment_id}"
+    )
+
+
+def _logs_of(known: KnownExperiment, trial_ids: tuple[str, ...]) -> list[str]:
+    workspace = known.folder.workspace
+    if not trial_ids:
+        return ["--logdir", str(workspace.trials)]
+    pairs = []
+    for trial_id in map(known.trial_id, trial_ids):
+        attempts = workspace.attempts_of(trial_id)
+        folders = [workspace.attempt(key).output / "tensorboard" for key in reversed(attempts)]
+        found = next((folder for folder in folders if folder.is_dir()), None)
+        if found is None:
+            raise UserMistake(
+                f"cannot show trial {trial_id} in TensorBoard: it has written nothing to $NNI_OUTPUT_DIR/tensorboard; name that "
+                "folder as the log folder in your training code"
+            )
+        pairs.append(f"{trial_id}:{found}")
+    return ["--logdir_spec", ",".join(pairs)]
+
+
+def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    import socket
+
+    gives_up_at_s = time.monotonic() + _READY_WITHIN_S
+    while time.monotonic() < gives_up_at_s:
+        if child.poll() is not None:
+            words = log.read_text(errors="replace").strip().splitlines()
+            last = words[-1] if words else "it said nothing"
+            raise TensorBoardFailed(
+                f"cannot start TensorBoard: it ended with exit code {child.returncode}: {last}; see {log}"
+            )
+        with socket.socket() as probe:
+            if probe.connect_ex((_HOST, port)) == 0:
+                return
+        time.sleep(_POLL_S)
+    raise TensorBoardFailed(
+        f"cannot start TensorBoard: nobody listens on port {port} after {_READY_WITHIN_S:.0f} s; see {log}"
+    )
+
+
+def _notes(known: KnownExperiment) -> list[Path]:
+    return sorted(known.folder.path.glob("tensorboard-*.json"))
+
+
+def _note(known: KnownExperiment, pid: int, port: int) -> None:
+    from nni_manager.store.process_identity import ProcessIdentity
+    from trial_keeper.wire.workspace import replace_file
+
+    process = ProcessIdentity.of(pid)
+    if process is not None:  # it has not failed at once
+        content = json.dumps({"process": dataclasses.asdict(process), "port": port}).encode()
+        replace_file(known.folder.path / f"tensorboard-{pid}.json", content, 0o600)
+
+
+def _noted(note: Path) -> tuple[ProcessIdentity | None, int]:
+    from nni_manager.store.process_identity import ProcessIdentity
+
+    try:
+        document = json.loads(note.read_bytes())
+        return ProcessIdentity.from_json(document["process"]), int(document["port"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None, 0

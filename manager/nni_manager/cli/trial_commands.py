@@ -1,0 +1,112 @@
+"""nnictl trial: look at trials, and stop them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.experiments import garbage_bytes, resolve
+from nni_manager.cli.options import example, experiment_argument, json_anyway, json_option, trial_option
+from nni_manager.errors import UserMistake
+
+
+@click.group()
+def trial() -> None:
+    """Look at trials, and stop them.
+
+    \b
+    Example:
+      nnictl trial ls
+    """
+    return
+
+
+@trial.command(
+    "ls", epilog=example("nnictl trial ls", "nnictl trial ls GvTf2bVe --tail 5", "nnictl trial ls --json")
+)
+@experiment_argument
+@click.option("--head", type=click.IntRange(1), metavar="N", help="Only the first N trials.")
+@click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N trials.")
+@json_option
+def list_trials(experiment_id: str | None, head: int | None, tail: int | None, as_json: bool) -> None:
+    """List the trials of an experiment, in the order they were made."""
+    from nni_manager.cli import watch
+
+    if head is not None and tail is not None:
+        raise UserMistake("cannot use --head and --tail together; leave one out")
+    known = resolve(experiment_id)
+    trials = known.trials() if as_json else known.trial_list()
+    shown = trials[:head] if head is not None else trials[-tail:] if tail is not None else trials
+    if as_json:
+        output.print_json_lines(shown)
+        return
+    if not shown:
+        output.info(f"Experiment {known.experiment_id} has no trials yet")
+        return
+    rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
+    headings = ["no.", "trial", "state", "value", "time", "parameters"]
+    output.print_table(headings, rows, right=("no.", "value", "time"))
+    garbage = {} if known.problem else garbage_bytes(known.folder)
+    for each in shown:
+        if each["id"] in garbage:
+            output.warning(
+                f"trial {each['id']}: {garbage[each['id']]} bytes of its metrics were no records and do not count; "
+                "see what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed while it reported"
+            )
+        output.trial_warning(each)
+
+
+@trial.command(epilog=example("nnictl trial show --trial-id aB3dE", "nnictl trial show GvTf2bVe -T aB3"))
+@experiment_argument
+@trial_option("The trial to show.")
+@json_anyway
+def show(experiment_id: str | None, trial_id: str) -> None:
+    """Print all that is known of one trial as JSON: parameters, result, how it ended, what it used."""
+    known = resolve(experiment_id)
+    output.print_json(known.trial(known.trial_id(trial_id)))
+
+
+@trial.command(epilog=example("nnictl trial kill --trial-id aB3dE", "nnictl trial kill GvTf2bVe -T aB3dE"))
+@experiment_argument
+@trial_option("The trial to stop.")
+def kill(experiment_id: str | None, trial_id: str) -> None:
+    """Stop one trial; the experiment goes on."""
+    known = resolve(experiment_id)
+    trial_id = known.trial_id(trial_id)
+    client = known.client()
+    if client is None:
+        name = known.experiment_id
+        raise UserMistake(
+            f"cannot stop trial {trial_id}: experiment {name} does not run; "
+            f"if its trials still do, `nnictl resume {name}` finds them"
+        )
+    client.delete("/trial-jobs", trial_id)
+    output.info(f"Stopping trial {trial_id}; `nnictl trial ls {known.experiment_id}` shows when it has ended")
+
+
+@trial.command(
+    epilog=example("nnictl trial codegen --trial-id aB3dE", "nnictl trial codegen -T aB3dE > train.py")
+)
+@experiment_argument
+@trial_option("The trial whose values are filled in.")
+def codegen(experiment_id: str | None, trial_id: str) -> None:
+    """Print annotated code with the values of a trial in the place of its own (useAnnotation: true).
+
+    Each file has a line with its name above it when there are several.
+    """
+    from nni_manager.config.annotated_code import files_with_values
+
+    known = resolve(experiment_id)
+    annotated = known.folder.annotated_code
+    if not annotated.is_dir():
+        raise UserMistake(
+            f"cannot generate code of experiment {known.experiment_id}: it has no annotated code; its parameters are in "
+            f"`nnictl trial ls {known.experiment_id}`"
+        )
+    files = files_with_values(annotated, known.trial(known.trial_id(trial_id))["parameters"])
+    for path, text in files.items():
+        heading = f"# ---- {path}\n" if len(files) > 1 else ""
+        sys.stdout.buffer.write(os.fsencode(heading) + text)

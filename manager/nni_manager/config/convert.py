@@ -1,0 +1,127 @@
+"""From NNI's first schema of experiment files to the second: the same experiment in other words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from nni_manager.config.document import as_yaml
+from nni_manager.config.kubernetes import SECTION, kind_of_storage
+from nni_manager.config.mistakes import key_of
+from nni_manager.config.model import LOCAL_HOST
+from nni_manager.config.reader import read_first_schema
+from nni_manager.config.schema import is_placeholder
+from nni_manager.config.v1 import SECTIONS, megabytes
+from nni_manager.config.v2 import PLATFORMS, names_on, place_of, put, with_indices
+
+_Path: TypeAlias = tuple[str | int, ...]
+_WHY_DROPPED = {
+    "authorName": "the second schema has no such key",
+    "multiPhase": "NNI gave it up",
+    "multiThread": "NNI gave it up",
+    "paiConfig.maxTrialNumPerGpu": "it has no effect on OpenPAI",
+    "paiConfig.useActiveGpu": "it has no effect on OpenPAI",
+    "paiConfig.gpuNum": "trial.gpuNum counts",
+    "paiConfig.cpuNum": "trial.cpuNum counts",
+    "paiConfig.memoryMB": "trial.memoryMB counts",
+}
+_SIZES = ("memoryMB", "shmMB")
+# The keys whose values are paths of this machine, relative to the file.
+_PATHS = (
+    "searchSpacePath",
+    "logDir",
+    "codeDir",
+    "nniManagerNFSMountPath",
+    "paiConfigPath",
+    "configPath",
+    "privateRegistryAuthPath",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The text of a file in the second schema, and what is no more in it: each with the reason."""
+
+    text: str
+    dropped: tuple[str, ...]
+
+
+def convert(path: Path, folder: Path | None = None) -> Converted:
+    """The file at `path`, of the first schema, in the second. Relative paths in it are made relative to `folder`.
+
+    Comments are lost, and so is the order of keys. `folder` None leaves paths as they are.
+
+    Raises:
+        ConfigInvalid: a key or the type of a value is wrong, or the file is in the second schema already.
+    """
+    raw = read_first_schema(path)
+    v1_platform = raw["trainingServicePlatform"]
+    platform = next(v2 for v2, v1 in PLATFORMS.items() if v1 == v1_platform)
+    section = raw.get(SECTIONS[v1_platform][0]) or {}
+    kind = kind_of_storage(section) if v1_platform in SECTION else None
+    names = {v1: v2 for v2, v1 in names_on(platform, kind).items()}
+    made: dict[str, Any] = {}
+    dropped = []
+    for v1, value in _leaves(raw, (), names):
+        if value is None:
+            continue
+        if v1 == ("trainingServicePlatform",) or v1[-1] == "classFileName":
+            continue  # which is said in other words
+        target = _target(v1, raw, names)
+        if target is None:
+            key = key_of(v1)
+            dropped.append(f"{key}: {_WHY_DROPPED.get(key, 'the second schema has no place for it')}")
+            continue
+        put(made, target, _value(v1, value, path, folder))
+        if v1[-1] == "className" and (file := raw[str(v1[0])].get("classFileName")) is not None:
+            put(made, target, f"{Path(file).stem}.{value}")  # v2 has module and class in one
+    service = {"platform": platform, **made.pop("trainingService", {})}
+    if v1_platform in SECTION:
+        service["storage"] = {"storageType": kind} | service.get("storage", {})
+    if v1_platform != "local":
+        # On in the second schema, unless a file says otherwise.
+        service.setdefault("reuseMode", False)
+    text = f"# {path.name}, in NNI's second schema. Made by `nnictl config convert`.\n"
+    return Converted(text + as_yaml({**made, "trainingService": service}), tuple(dropped))
+
+
+def _leaves(
+    value: Any, here: _Path, names: Mapping[tuple[str, ...], tuple[str, ...]]
+) -> Iterator[tuple[_Path, Any]]:
+    """The places of v1 that have a name in v2, with what is there, and whatever lies outside of them."""
+    place = place_of(here)
+    if place in names or not isinstance(value, dict | list) or not value:
+        yield here, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*here, key), names)
+    else:
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, (*here, index), names)
+
+
+def _target(
+    v1: _Path, raw: Mapping[str, Any], names: Mapping[tuple[str, ...], tuple[str, ...]]
+) -> _Path | None:
+    if (
+        v1[0] == "paiConfig"
+        and v1[-1] in ("gpuNum", "cpuNum", "memoryMB")
+        and raw["trial"].get(v1[-1]) is None
+    ):
+        v1 = ("trial", v1[-1])  # for a trial that has none of its own
+    there = names.get(place_of(v1))
+    return None if there is None else with_indices(there, v1)
+
+
+def _value(v1: _Path, value: Any, path: Path, folder: Path | None) -> Any:
+    if v1[-1] in _SIZES and (isinstance(value, int) or value.strip().isdigit()):
+        return f"{megabytes(value)}mb"
+    if v1 == ("paiConfig", "host") and "://" not in value and value.lower() != LOCAL_HOST:
+        return f"http://{value}"
+    is_path = v1[-1] in _PATHS or v1[-2:] == ("pvc", "path")
+    if is_path and folder is not None and not value.startswith(("/", "~")) and not is_placeholder(value):
+        return os.path.relpath(path.parent / value, folder)
+    return value

@@ -1,0 +1,340 @@
+"""JSON schemas of experiment files, for editors: made of the tables that the reader goes by, so that both say the same.
+
+Draft 7, which editors know. They describe the shape of a file: which keys there are, of which type and in which range. What
+needs the disk, or several keys at once, only the reader sees; so what it accepts is valid here, and not the other way round.
+Keys may be written in camelCase and in snake_case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import yaml
+from pydantic.alias_generators import to_snake
+from pydantic.json_schema import models_json_schema
+
+from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
+from nni_manager.config.reader import EXPERIMENTS
+from nni_manager.config.v2 import (
+    ALIASES,
+    DURATION_PATTERN,
+    DURATIONS,
+    EACH,
+    PLATFORMS,
+    SECTIONS,
+    given_without_being_written,
+    names_on,
+)
+
+Json: TypeAlias = dict[str, Any]
+Version: TypeAlias = Literal["v1", "v2"]
+_Place: TypeAlias = tuple[str, ...]
+_REF = "#/definitions/"
+_PLATFORM = "trainingServicePlatform"
+_NULL: Json = {"type": "null"}
+_NAME_OF_ALGORITHM = {
+    "TunerV1": "builtinTunerName",
+    "AdvisorV1": "builtinAdvisorName",
+    "AssessorV1": "builtinAssessorName",
+}
+_V2_NAME = {"tuner": "TunerV1", "advisor": "AdvisorV1", "assessor": "AssessorV1"}
+
+
+def json_schema(version: Version | None = None) -> Json:
+    """The JSON schema of experiment files in NNI's first or second schema; without a version, in whichever a file is."""
+    definitions = _definitions()
+    root: Json
+    if version is None:
+        first, second = _root_of_v1(definitions), _root_of_v2(definitions)
+        root = {"type": "object", "if": _has(_PLATFORM), "then": first, "else": second}
+    else:
+        root = _root_of_v1(definitions) if version == "v1" else _root_of_v2(definitions)
+    which = {"v1": ", in NNI's first schema", "v2": ", in NNI's second schema", None: ""}[version]
+    used = _used(root, definitions)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": f"Experiment file of trial-keeper{which}",
+        **root,
+        "definitions": {name: made for name, made in definitions.items() if name in used},
+    }
+
+
+def _definitions() -> dict[str, Json]:
+    """Each part of v1's files, and the classArgs of each algorithm, by the name of its class."""
+    args = {*CLASS_ARGS.values(), *ASSESSOR_ARGS.values()}
+    models = [
+        (each, "validation")
+        for each in (*EXPERIMENTS.values(), *sorted(args, key=lambda each: each.__name__))
+    ]
+    _, made = models_json_schema(models, by_alias=True, ref_template=_REF + "{model}")  # type: ignore[arg-type]
+    found = {name: _tidy(schema) for name, schema in made["$defs"].items()}
+    for name, key in _NAME_OF_ALGORITHM.items():
+        _add_class_args(found[name], key)
+    return found
+
+
+def _tidy(schema: Json) -> Json:
+    """Without titles, which repeat the keys; examples as values, not as YAML."""
+    properties: dict[str, Json] = {}
+    for key, value in schema.get("properties", {}).items():
+        if not value.keys() & {"type", "anyOf", "$ref", "enum", "const", "allOf"}:
+            properties[key] = {"not": {}}  # there to be refused
+            continue
+        value.pop("title", None)
+        if "examples" in value:
+            value["examples"] = [yaml.safe_load(each) for each in value["examples"]]
+        properties[key] = value
+    required = [key for key in schema.get("required", ()) if key in properties]
+    return _mapping(properties, required, schema.get("description", ""))
+
+
+def _mapping(properties: Mapping[str, Json], required: Iterable[str], description: str = "") -> Json:
+    """The schema of a mapping with these keys and no others, in both their spellings."""
+    spelt = {spelling: value for key, value in properties.items() for spelling in _spellings(key)}
+    made: Json = {"type": "object", "properties": spelt, "additionalProperties": False}
+    if description:
+        made["description"] = description.split("\n", maxsplit=1)[0]
+    if needs := [_has(key) for key in required]:
+        made["allOf"] = needs
+    return made
+
+
+def _spellings(key: str) -> list[str]:
+    return list(dict.fromkeys((key, to_snake(key))))
+
+
+def _has(key: str, value: Json | None = None) -> Json:
+    """The condition that a key is there in one of its spellings, with a value of this schema."""
+    either = [
+        {"required": [spelling]} | ({} if value is None else {"properties": {spelling: value}})
+        for spelling in _spellings(key)
+    ]
+    return either[0] if len(either) == 1 else {"anyOf": either}
+
+
+def _add_class_args(algorithm: Json, key: str, args_key: str = "classArgs") -> None:
+    known: Mapping[str, type] = ASSESSOR_ARGS if key == _NAME_OF_ALGORITHM["AssessorV1"] else CLASS_ARGS
+    name_key = key if key in algorithm["properties"] else "name"
+    conditions = algorithm.setdefault("allOf", [])
+    if "className" in algorithm["properties"]:
+        is_text = {"type": "string"}
+        conditions.append({"anyOf": [_has(name_key, is_text), _has("className", is_text)]})
+    for name, args in known.items():
+        either = {"anyOf": [{"$ref": _REF + args.__name__}, _NULL]}
+        then: Json = {"properties": dict.fromkeys(_spellings(args_key), either)}
+        if any(field.is_required() for field in args.model_fields.values()):  # type: ignore[attr-defined]
+            then |= _has(args_key)
+        conditions.append({"if": _has(name_key, {"const": name}), "then": then})
+    for spelling in _spellings(name_key):
+        if spelling in algorithm["properties"]:
+            algorithm["properties"][spelling] = {**algorithm["properties"][spelling], "examples": list(known)}
+
+
+def _used(root: Json, definitions: Mapping[str, Json]) -> set[str]:
+    """The names of the definitions that are referred to, also by one another."""
+    found: set[str] = set()
+    left: list[Any] = [root]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            name = str(value.get("$ref", "")).removeprefix(_REF)
+            if name and name not in found:
+                found.add(name)
+                left.append(definitions[name])
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return found
+
+
+# ---- v1
+
+
+def _root_of_v1(definitions: Mapping[str, Json]) -> Json:
+    wholes = {platform: definitions[schema.__name__] for platform, schema in EXPERIMENTS.items()}
+    everywhere = set.intersection(*(set(whole["properties"]) for whole in wholes.values())) - {"trial"}
+    first = next(iter(wholes.values()))
+    properties = {key: value for key, value in first["properties"].items() if key in everywhere}
+    for spelling in _spellings(_PLATFORM):
+        properties[spelling] = {**properties[spelling], "enum": list(wholes)}
+    branches: list[Json] = []
+    sections: dict[str, Json] = {}
+    for platform, whole in wholes.items():
+        own = {key: value for key, value in whole["properties"].items() if key not in everywhere}
+        sections |= {key: {} for key in own}
+        branches.append(
+            _if(_has(_PLATFORM, {"const": platform}), {"properties": own, "allOf": whole["allOf"]})
+        )
+        for other in (
+            {key for each in wholes.values() for key in each["properties"]} - everywhere - own.keys()
+        ):
+            branches[-1]["then"]["properties"][other] = False
+    return {
+        "type": "object",
+        "properties": properties | sections,
+        "additionalProperties": False,
+        "allOf": [_has(_PLATFORM), *_proposer_and_space("searchSpacePath"), *branches],
+    }
+
+
+def _if(condition: Json, then: Json) -> Json:
+    return {"if": condition, "then": then}
+
+
+def _proposer_and_space(*spaces: str) -> list[Json]:
+    not_null: Json = {"not": _NULL}
+    return [
+        {"anyOf": [_has("tuner", not_null), _has("advisor", not_null)]},
+        {"anyOf": [_has("useAnnotation", {"const": True}), *(_has(space, not_null) for space in spaces)]},
+    ]
+
+
+# ---- v2
+
+
+def _root_of_v2(definitions: dict[str, Json]) -> Json:
+    services, branches = [], []
+    properties: dict[str, Json] = {}
+    for platform, v1 in PLATFORMS.items():
+        made = _Mirror(platform, definitions, definitions[EXPERIMENTS[v1].__name__])
+        own = made.mapping(())
+        service = own["properties"].pop("trainingService")
+        own["properties"].pop("training_service")
+        is_this = _has("platform", {"const": platform})
+        services.append(_if(is_this, service))
+        needs = [each for each in own.get("allOf", ()) if each != _has("trainingService")]
+        branches.append(_if(_has("trainingService", is_this), {"allOf": needs}))
+        properties |= own["properties"]
+    service = {
+        "type": "object",
+        "properties": {"platform": {"enum": list(PLATFORMS)}},
+        "required": ["platform"],
+        "allOf": services,
+    }
+    space = {
+        "anyOf": [{"type": "object"}, _NULL],
+        "description": "The search space, in place of searchSpaceFile.",
+    }
+    for key, value in (
+        ("searchSpace", space),
+        ("experimentType", {"enum": ["hpo", None]}),
+        ("trainingService", {"$ref": _REF + "TrainingServiceV2"}),
+    ):
+        properties |= dict.fromkeys(_spellings(key), value)
+    definitions["TrainingServiceV2"] = service
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "allOf": [_has("trainingService"), *_proposer_and_space("searchSpaceFile", "searchSpace"), *branches],
+    }
+
+
+class _Mirror:
+    """The schema of v2's files for one platform: each key with the type that v1's has to which it is translated."""
+
+    def __init__(self, platform: str, definitions: dict[str, Json], whole: Json) -> None:
+        self.platform = platform
+        self.definitions = definitions
+        self.whole = whole
+        self.table = names_on(platform)
+        # A path of a storage has the same type wherever v1 has it.
+        self.places = self.table | {v2: self.table[to] for v2, to in ALIASES.items() if to in self.table}
+        self.places |= given_without_being_written(platform)
+
+    def mapping(self, above: _Place) -> Json:
+        """The mapping at a place of v2."""
+        steps = dict.fromkeys(
+            place[len(above)]
+            for place in self.places
+            if len(place) > len(above) and place[: len(above)] == above
+        )
+        properties = {step: self._value((*above, step)) for step in steps}
+        required = [step for step in steps if self._is_required((*above, step))]
+        made = _mapping(properties, [step for step in required if not self._others((*above, step))])
+        needs = [self._either((*above, step)) for step in required if self._others((*above, step))]
+        if needs:
+            made.setdefault("allOf", []).extend(needs)
+        if above and above[0] in _V2_NAME:
+            _add_class_args(made, _NAME_OF_ALGORITHM[_V2_NAME[above[0]]])
+        return made
+
+    def _value(self, place: _Place) -> Json:
+        if place in self.places:
+            return self._leaf(place)
+        if (*place, EACH) in {each[: len(place) + 1] for each in self.places}:
+            return self._named((*place, EACH), lambda ref: {"type": "array", "minItems": 1, "items": ref})
+        if len(place) == 1 and place[0] not in _V2_NAME:
+            return self.mapping(place)
+        return self._named(place, lambda ref: {"anyOf": [ref, _NULL]})
+
+    def _named(self, place: _Place, wrapped: Any) -> Json:
+        name = ".".join((self.platform, *place))
+        if name not in self.definitions:
+            self.definitions[name] = self.mapping(place)
+        return dict(wrapped({"$ref": _REF + name}))
+
+    def _leaf(self, place: _Place) -> Json:
+        if place[-1] == "platform":
+            return {"const": self.platform}
+        v1 = self.places[place]
+        if not v1:
+            return {"description": "Accepted, without effect on this platform."}
+        if v1[-1] in DURATIONS:
+            either = [
+                {"type": "integer", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": DURATION_PATTERN},
+            ]
+            return {
+                "anyOf": [*either, _NULL],
+                "description": "A number and s, m, h or d, or a number of seconds.",
+            }
+        found = self._in_v1(v1)
+        return found if self._is_required(place) else {"anyOf": [found, _NULL]}
+
+    def _is_required(self, place: _Place) -> bool:
+        """Whether v1 cannot do without it, and no default takes its place."""
+        if place in (("trainingService",), ("trainingService", "platform")):
+            return True
+        if (v1 := self.table.get(place)) is not None:
+            # Of a part that v1 can do without, nothing is required, unless v2 has a part for it, too.
+            above = [v1[:length] for length in range(len(v1), 0, -1)]
+            part = next((index for index, each in enumerate(above) if each in SECTIONS.values()), len(above))
+            return all(self._is_needed_in_v1(each) for each in above[:part])
+        within = {
+            v1[: len(v1) - len(v2) + len(place)] for v2, v1 in self.table.items() if v2[: len(place)] == place
+        }
+        return len(within) == 1 and len(place) > 1 and self._is_needed_in_v1(within.pop())
+
+    def _is_needed_in_v1(self, place: _Place) -> bool:
+        if not place or place in given_without_being_written(self.platform).values():
+            return False
+        within = self._behind(self._in_v1(place[:-1]))
+        return _has(place[-1]) in within.get("allOf", ())
+
+    def _others(self, place: _Place) -> list[_Place]:
+        return [alias for alias, to in ALIASES.items() if to == place and alias in self.places]
+
+    def _either(self, place: _Place) -> Json:
+        """The condition that a key is there under any of its names."""
+        either = [_has(place[-1])]
+        for other in self._others(place):
+            same = other[: len(place) - 1] == place[:-1]
+            either.append(_has(other[-1]) if same else _has(other[0], _has(other[-1])))
+        return {"anyOf": either}
+
+    def _in_v1(self, place: _Place) -> Json:
+        """The schema that v1 has at a place."""
+        found = self.whole
+        for step in place:
+            inside = self._behind(found)
+            found = inside["items"] if step == EACH else inside["properties"][step]
+        return found
+
+    def _behind(self, schema: Json) -> Json:
+        """What a reference refers to; of a part that may be null, the part."""
+        if "$ref" in schema:
+            return self.definitions[str(schema["$ref"]).removeprefix(_REF)]
+        parts = [each for each in schema.get("anyOf", ()) if each.keys() & {"$ref", "items"}]
+        return self._behind(parts[0]) if parts else schema

@@ -1,0 +1,380 @@
+"""The parts of NNI's v1 experiment files that are for Kubernetes: FrameworkController and Kubeflow.
+
+Source: NNI v2.0, nnictl's schema; NNI v2.10 for namespace, reuse, pvc and configPath.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from nni_manager.config.mistakes import key_of
+from nni_manager.config.model import (
+    AzureStorage,
+    ClaimStorage,
+    KubernetesConfig,
+    KubernetesStorage,
+    NfsStorage,
+    RoleConfig,
+)
+from nni_manager.config.schema import Schema, must_be
+from nni_manager.config.v1 import ExperimentV1, Size, SizeOrNone, TrialV1
+
+# RFC 1123, as Kubernetes asks of names.
+_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_AZURE_NAME = r"^[0-9a-zA-Z-]{3,63}$"
+_ROLE = '{name: worker, taskNum: 1, command: "python3 train.py", gpuNum: 0, cpuNum: 1, memoryMB: 8192, image: ...}'
+_REPLICA = '{replicas: 1, command: "python3 train.py", gpuNum: 0, cpuNum: 1, memoryMB: 8192, image: ...}'
+
+
+class _PodV1(Schema):
+    """What the containers of one role are."""
+
+    command: str = must_be("a shell command", "python3 train.py", min_length=1)
+    gpu_num: int = must_be("a whole number from 0 to 99999", "0", ge=0, le=99999)
+    cpu_num: int = must_be("a whole number from 1 to 99999", "1", ge=1, le=99999)
+    memory_mb: Size = must_be("a whole number of MB, or a size such as 8gb", "8192", alias="memoryMB")
+    image: str = must_be("the name of an image", "registry.example.com/me/train:1", min_length=1)
+    private_registry_auth_path: str | None = must_be(
+        "the path of a Docker login file", "~/.docker/config.json", None, min_length=1
+    )
+    shm_mb: SizeOrNone = must_be("a whole number of MB, or a size such as 1gb", "1024", None, alias="shmMB")
+
+
+class CompletionPolicyV1(Schema):
+    """`frameworkAttemptCompletionPolicy` of a task role: how many tasks end the job; -1 is none."""
+
+    answers: ClassVar[dict[str, str]] = {
+        "minSucceedTaskCount": "NNI's first schema calls it minSucceededTaskCount; write that"
+    }
+    min_failed_task_count: int = must_be("-1 or a whole number from 1 on", "1", ge=-1, le=99999)
+    min_succeeded_task_count: int = must_be("-1 or a whole number from 1 on", "-1", ge=-1, le=99999)
+
+
+class TaskRoleV1(_PodV1):
+    """An item of `trial.taskRoles`."""
+
+    name: str = must_be(
+        "a name of small letters and digits, at most 63", "worker", pattern=r"^[a-z0-9]{1,63}$"
+    )
+    task_num: int = must_be("a whole number from 1 to 10000", "1", ge=1, le=10000)
+    framework_attempt_completion_policy: CompletionPolicyV1 = must_be(
+        "a mapping", "{minFailedTaskCount: 1, minSucceededTaskCount: -1}"
+    )
+
+
+class ReplicaV1(_PodV1):
+    """`trial.worker`, `trial.ps` and `trial.master`."""
+
+    replicas: int = must_be("a whole number from 1 to 10000", "1", ge=1, le=10000)
+
+
+_OF_ROLES = "each role has its own; write it there"
+_IN_ROLES = dict.fromkeys(("command", "gpuNum", "cpuNum", "memoryMB", "image", "shmMB"), _OF_ROLES)
+
+
+class FrameworkControllerTrialV1(Schema):
+    """`trial` on FrameworkController."""
+
+    answers: ClassVar[dict[str, str]] = (
+        TrialV1.answers
+        | _IN_ROLES
+        | dict.fromkeys(
+            ("worker", "ps", "master"),
+            "it is for trainingServicePlatform: kubeflow; write it as an item of taskRoles, with its name",
+        )
+    )
+    code_dir: str = must_be("a folder", ".", min_length=1)
+    task_roles: list[TaskRoleV1] | None = must_be("a list of roles", f"[{_ROLE}]", None, min_length=1)
+
+
+class KubeflowTrialV1(Schema):
+    """`trial` on Kubeflow. Which roles an operator has, the reader says."""
+
+    answers: ClassVar[dict[str, str]] = (
+        TrialV1.answers
+        | _IN_ROLES
+        | {"taskRoles": "it is for trainingServicePlatform: frameworkcontroller; write worker, ps and master"}
+    )
+    code_dir: str = must_be("a folder", ".", min_length=1)
+    worker: ReplicaV1 | None = must_be("a mapping", _REPLICA, None)
+    ps: ReplicaV1 | None = must_be("a mapping", _REPLICA, None)
+    master: ReplicaV1 | None = must_be("a mapping", _REPLICA, None)
+
+
+class NfsV1(Schema):
+    """`nfs`: an export of a server, as containers mount it."""
+
+    server: str = must_be("the address of an NFS server", "10.10.10.10", min_length=1)
+    path: str = must_be("the path that the server exports", "/var/nfs/nni", min_length=1)
+
+
+class KeyVaultV1(Schema):
+    """`keyVault`: where Azure keeps the key of the storage account."""
+
+    vault_name: str = must_be("the name of a vault", "my-vault", pattern=r"^[0-9a-zA-Z-]{1,127}$")
+    name: str = must_be("the name of a secret in the vault", "storage-key", pattern=r"^[0-9a-zA-Z-]{1,127}$")
+
+
+class AzureStorageV1(Schema):
+    """`azureStorage`: a share of a storage account."""
+
+    account_name: str = must_be("the name of a storage account", "mystorage", pattern=r"^[0-9a-zA-Z-]{3,31}$")
+    azure_share: str = must_be("the name of a file share", "nni", pattern=_AZURE_NAME)
+
+
+class PvcV1(Schema):
+    """`pvc`: a PersistentVolumeClaim; `path` is where this machine has its volume mounted."""
+
+    path: str = must_be("a folder of this machine", "/mnt/nni-volume", min_length=1)
+    name: str | None = must_be("the name of a claim", "nni", None, pattern=_LABEL)
+
+
+class StorageV1(Schema):
+    """Where trials find their code and leave what they write. Which parts a storage has, the reader says."""
+
+    storage: Literal["nfs", "azureStorage", "pvc"] | None = must_be(
+        "one of nfs, azureStorage, pvc", "nfs", None
+    )
+    nfs: NfsV1 | None = must_be("a mapping", "{server: 10.10.10.10, path: /var/nfs/nni}", None)
+    key_vault: KeyVaultV1 | None = must_be("a mapping", "{vaultName: my-vault, name: storage-key}", None)
+    azure_storage: AzureStorageV1 | None = must_be(
+        "a mapping", "{accountName: mystorage, azureShare: nni}", None
+    )
+    pvc: PvcV1 | None = must_be("a mapping", "{path: /mnt/nni-volume}", None)
+    upload_retry_count: int | None = must_be("a whole number from 1 to 99999", "3", None, ge=1, le=99999)
+    reuse: bool = must_be("true or false", "true", False)
+    namespace: str | None = must_be("the name of a namespace", "default", None, pattern=_LABEL)
+
+
+class FrameworkControllerSectionV1(StorageV1):
+    """`frameworkcontrollerConfig`."""
+
+    service_account_name: str | None = must_be(
+        "the name of a service account", "frameworkbarrier", None, min_length=1
+    )
+    config_path: str | None = must_be("the path of a Framework template", "framework.yml", None, min_length=1)
+
+
+class KubeflowSectionV1(StorageV1):
+    """`kubeflowConfig`."""
+
+    operator: Literal["tf-operator", "pytorch-operator"] = must_be(
+        "tf-operator or pytorch-operator", "pytorch-operator"
+    )
+    api_version: Literal["v1", "v1beta2", "v1beta1", "v1alpha2"] = must_be(
+        "one of v1, v1beta2, v1beta1, v1alpha2", "v1"
+    )
+
+
+class FrameworkControllerExperimentV1(ExperimentV1):
+    """A whole file of an experiment on FrameworkController."""
+
+    trial: FrameworkControllerTrialV1 = must_be("a mapping", f"{{codeDir: ., taskRoles: [{_ROLE}]}}")
+    frameworkcontroller_config: FrameworkControllerSectionV1 = must_be(
+        "a mapping", "{storage: nfs, nfs: {server: 10.10.10.10, path: /var/nfs/nni}}"
+    )
+
+
+class KubeflowExperimentV1(ExperimentV1):
+    """A whole file of an experiment on Kubeflow."""
+
+    trial: KubeflowTrialV1 = must_be("a mapping", f"{{codeDir: ., worker: {_REPLICA}}}")
+    kubeflow_config: KubeflowSectionV1 = must_be(
+        "a mapping",
+        "{operator: pytorch-operator, apiVersion: v1, storage: nfs, nfs: {server: 10.10.10.10, path: /var/nfs/nni}}",
+    )
+
+
+# ---- what the schema alone cannot say
+
+Place: TypeAlias = tuple[str | int, ...]
+Refuse: TypeAlias = Callable[[Place, str], None]
+SECTION = {"frameworkcontroller": "frameworkcontrollerConfig", "kubeflow": "kubeflowConfig"}
+_PARTS: dict[str, tuple[str, ...]] = {
+    "nfs": ("nfs",),
+    "azureStorage": ("azureStorage", "keyVault"),
+    "pvc": ("pvc",),
+}
+_EXAMPLES = {
+    "nfs": "nfs: {server: 10.10.10.10, path: /var/nfs/nni}",
+    "azureStorage": "azureStorage: {accountName: mystorage, azureShare: nni}",
+    "keyVault": "keyVault: {vaultName: my-vault, name: storage-key}",
+    "pvc": "pvc: {path: /mnt/nni-volume}",
+}
+_ROLES_OF = {"tf-operator": ("worker", "ps"), "pytorch-operator": ("master", "worker")}
+
+
+def refuse_contradictions(
+    platform: str, trial: Mapping[str, Any], section: Mapping[str, Any], refuse: Refuse
+) -> None:
+    """Say what is missing and what is too much, given the rest of the file. Values of a wrong type are left to the schema."""
+    name = SECTION[platform]
+    if section:
+        _refuse_storage(name, section, refuse)
+    if platform == "kubeflow":
+        _refuse_roles_of_operator(trial, section, refuse)
+    elif trial and trial.get("taskRoles") is None and section.get("configPath") is None:
+        refuse(
+            ("trial", "taskRoles"),
+            "cannot do without trial.taskRoles: it must be a list of roles; write e.g. taskRoles: "
+            f"[{_ROLE}], or name a template in {name}.configPath",
+        )
+    elif isinstance(trial.get("taskRoles"), list):
+        _refuse_repeated_names(trial["taskRoles"], refuse)
+
+
+def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> None:
+    kind = section.get("storage")
+    given = [part for parts in _PARTS.values() for part in parts if section.get(part) is not None]
+    if kind is None:
+        kind = kind_of_storage(section)
+        if kind is None:
+            refuse(
+                (name, "storage"),
+                f"cannot do without {name}.storage: trials need a storage that all machines see; write e.g. storage: nfs and "
+                + _EXAMPLES["nfs"],
+            )
+            return
+    if not isinstance(kind, str) or kind not in _PARTS:
+        return  # the schema has said so
+    for part in _PARTS[kind]:
+        if part not in given:
+            refuse(
+                (name, part),
+                f"cannot do without {name}.{part}: storage {kind} is described there; write e.g. {_EXAMPLES[part]}",
+            )
+    for part in given:
+        if part not in _PARTS[kind]:
+            inner = section[part]
+            place = (name, part, *(list(inner)[:1] if isinstance(inner, Mapping) else ()))
+            refuse(
+                place,
+                f"cannot use {key_of(place)}: the storage is {kind}; remove it, or write another storage",
+            )
+
+
+def kind_of_storage(section: Mapping[str, Any]) -> str | None:
+    """The storage of a section: the one it names, or the first it describes."""
+    named = section.get("storage")
+    described = (
+        kind for kind, parts in _PARTS.items() if any(section.get(part) is not None for part in parts)
+    )
+    return named if isinstance(named, str) else next(described, None)
+
+
+def _refuse_roles_of_operator(trial: Mapping[str, Any], section: Mapping[str, Any], refuse: Refuse) -> None:
+    operator = section.get("operator")
+    if not trial or not isinstance(operator, str) or operator not in _ROLES_OF:
+        return
+    needed, other = _ROLES_OF[operator][0], _ROLES_OF[operator]
+    if trial.get(needed) is None:
+        refuse(
+            ("trial", needed),
+            f"cannot do without trial.{needed}: {operator} runs it; write e.g. {needed}: {_REPLICA}",
+        )
+    for role in ("worker", "ps", "master"):
+        if trial.get(role) is not None and role not in other:
+            refuse(
+                ("trial", role),
+                f"cannot use trial.{role}: {operator} has {' and '.join(other)} only; remove it, or write another operator",
+            )
+
+
+def _refuse_repeated_names(roles: list[Any], refuse: Refuse) -> None:
+    names = [role.get("name") if isinstance(role, Mapping) else None for role in roles]
+    for index, name in enumerate(names):
+        if isinstance(name, str) and name in names[:index]:
+            refuse(
+                ("trial", "taskRoles", index, "name"),
+                f"cannot use trial.taskRoles[{index}].name: another role is {name!r}, too; give each its own name",
+            )
+
+
+def paths_in(trial: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[tuple[Place, Any]]:
+    """The places of all paths of this machine, but codeDir, and what is written there."""
+    roles = trial.get("taskRoles")
+    for index, role in enumerate(roles if isinstance(roles, list) else ()):
+        if isinstance(role, Mapping):
+            yield (
+                ("trial", "taskRoles", index, "privateRegistryAuthPath"),
+                role.get("privateRegistryAuthPath"),
+            )
+    for key in ("worker", "ps", "master"):
+        if isinstance(trial.get(key), Mapping):
+            yield ("trial", key, "privateRegistryAuthPath"), trial[key].get("privateRegistryAuthPath")
+    pvc = section.get("pvc")
+    yield (name, "pvc", "path"), pvc.get("path") if isinstance(pvc, Mapping) else None
+    yield (name, "configPath"), section.get("configPath")
+
+
+def kubernetes_of(
+    file: FrameworkControllerExperimentV1 | KubeflowExperimentV1,
+    paths: Mapping[Place, Path],
+    template_text: str | None,
+) -> KubernetesConfig:
+    """The jobs that a file without mistakes describes. `paths` are those of `paths_in`, absolute."""
+    if isinstance(file, KubeflowExperimentV1):
+        kubeflow = file.kubeflow_config
+        by_name = {"worker": file.trial.worker, "ps": file.trial.ps, "master": file.trial.master}
+        return KubernetesConfig(
+            kubeflow.operator,
+            _storage(kubeflow, paths, SECTION["kubeflow"]),
+            tuple(
+                _role(name, role.replicas, role, paths.get(("trial", name, "privateRegistryAuthPath")))
+                for name, role in by_name.items()
+                if role is not None
+            ),
+            api_version=kubeflow.api_version,
+            namespace=kubeflow.namespace,
+        )
+    section = file.frameworkcontroller_config
+    name = SECTION["frameworkcontroller"]
+    template = paths.get((name, "configPath"))
+    roles = []
+    for index, role in enumerate(file.trial.task_roles or () if template is None else ()):
+        policy = role.framework_attempt_completion_policy
+        login = paths.get(("trial", "taskRoles", index, "privateRegistryAuthPath"))
+        ends = (policy.min_failed_task_count, policy.min_succeeded_task_count)
+        roles.append(_role(role.name, role.task_num, role, login, ends))
+    return KubernetesConfig(
+        "frameworkcontroller",
+        _storage(section, paths, name),
+        tuple(roles),
+        service_account=section.service_account_name,
+        namespace=section.namespace,
+        template=template,
+        template_text=template_text,
+    )
+
+
+def _role(
+    name: str, tasks: int, pod: _PodV1, login: Path | None, ends: tuple[int | None, int | None] = (None, None)
+) -> RoleConfig:
+    return RoleConfig(
+        name=name,
+        tasks=tasks,
+        command=pod.command,
+        image=pod.image,
+        gpu=pod.gpu_num,
+        cpu=pod.cpu_num,
+        memory_mb=pod.memory_mb,
+        shm_mb=pod.shm_mb,
+        registry_login=login,
+        min_failed=ends[0],
+        min_succeeded=ends[1],
+    )
+
+
+def _storage(section: StorageV1, paths: Mapping[Place, Path], name: str) -> KubernetesStorage:
+    if section.nfs is not None:
+        return NfsStorage(section.nfs.server, section.nfs.path)
+    if section.pvc is not None:
+        return ClaimStorage(paths[name, "pvc", "path"], section.pvc.name)
+    # What a storage lacks has been refused.
+    assert section.azure_storage is not None
+    assert section.key_vault is not None
+    azure, vault = section.azure_storage, section.key_vault
+    again = 1 if section.upload_retry_count is None else section.upload_retry_count
+    return AzureStorage(azure.account_name, azure.azure_share, vault.vault_name, vault.name, again)

@@ -1,0 +1,222 @@
+"""Tuners and assessors that users have registered under names of their own: the file they are kept in.
+
+The file and its keys are NNI's, so that what was registered with `nnictl algo register` there is known here:
+
+    tuners:
+      - {builtinName: demotuner, className: demo_tuner.DemoTuner, classArgsValidator: demo_tuner.Validator}
+    assessors: []
+    advisors: []
+
+Rows with `source: nni` are NNI's own algorithms, for which there are ours. `codeDirectory` is our addition: the folder
+that holds the module, for one that is not installed. Source: NNI v2.10, nni/tools/package_utils and `nnictl algo`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+
+from nni_manager.config.document import Document, read_yaml
+from nni_manager.config.mistakes import ConfigInvalid, Mistake, shown
+from nni_manager.config.schema import Schema, check, must_be
+from nni_manager.errors import UserMistake
+from trial_keeper.wire.workspace import replace_file
+
+AlgorithmKind = Literal["tuner", "assessor"]
+KINDS: tuple[AlgorithmKind, ...] = ("tuner", "assessor")
+_DOTTED = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredAlgorithm:
+    """One algorithm. `class_name` and `validator` are dotted, module and class; `code_dir` None: the module is installed."""
+
+    kind: AlgorithmKind
+    name: str
+    class_name: str
+    validator: str | None = None
+    code_dir: Path | None = None
+
+
+class AlgorithmTaken(UserMistake):
+    """cannot register this name: it is taken; choose another, or unregister it first"""
+
+
+class AlgorithmUnknown(UserMistake):
+    """cannot unregister this name: nobody has registered it; see `nnictl algo list`"""
+
+
+class AlgorithmFileInvalid(UserMistake):
+    """cannot read the file of registered algorithms; mend or remove it"""
+
+
+class _Row(Schema):
+    builtin_name: str = must_be("a name without blanks", "demotuner", pattern=r"^[\w.-]+$")
+    class_name: str = must_be("module and class", "demo_tuner.DemoTuner", pattern=_DOTTED)
+    class_args_validator: str | None = must_be(
+        "module and class", "demo_tuner.Validator", None, pattern=_DOTTED
+    )
+    code_directory: str | None = must_be("a folder", ".", None, min_length=1)
+    # NNI's, and of no use here.
+    source: str | None = None
+    accept_class_args: bool | None = None
+    class_args: Any = None
+
+
+class _Meta(_Row):
+    algo_type: AlgorithmKind = must_be("tuner or assessor", "tuner")
+
+
+def registry_file() -> Path:
+    """Where algorithms of this user are kept (XDG_CONFIG_HOME)."""
+    return (
+        Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nni/registered_algorithms.yml"
+    )
+
+
+def read_meta(path: Path) -> RegisteredAlgorithm:
+    """The algorithm that a file for `nnictl algo register --meta` describes.
+
+    Raises:
+        ConfigInvalid: with every mistake of the file.
+    """
+    document = read_yaml(path)
+    meta, mistakes = check(_Meta, document.value, document)
+    folder = None
+    if meta is not None and meta.code_directory is not None:
+        folder = Path(os.path.abspath(path.parent / Path(meta.code_directory).expanduser()))
+        if not folder.is_dir():
+            message = f"cannot use codeDirectory: there is no folder {folder}; create it or mend the path"
+            mistakes.append(document.mistake(("codeDirectory",), message))
+    if meta is None or mistakes or document.mistakes:
+        raise ConfigInvalid([*document.mistakes, *mistakes])
+    return RegisteredAlgorithm(
+        meta.algo_type, meta.builtin_name, meta.class_name, meta.class_args_validator, folder
+    )
+
+
+def registered_algorithms() -> list[RegisteredAlgorithm]:
+    """All algorithms of this user, tuners first, in the order in which they were registered.
+
+    Raises:
+        AlgorithmFileInvalid: the file is not what `register` writes.
+    """
+    rows = _read()
+    return [_algorithm(kind, row) for kind in KINDS for row in rows.get(f"{kind}s", [])]
+
+
+def registered(kind: AlgorithmKind, name: str) -> RegisteredAlgorithm | None:
+    """The algorithm of this name; None when there is none.
+
+    Raises:
+        AlgorithmFileInvalid: the file is not what `register` writes.
+    """
+    return next((each for each in registered_algorithms() if (each.kind, each.name) == (kind, name)), None)
+
+
+def register(algorithm: RegisteredAlgorithm, built_in: frozenset[str] | set[str]) -> None:
+    """Keep the algorithm. `built_in`: the names that are taken in any case.
+
+    Raises:
+        AlgorithmTaken: there is one of this kind and name.
+        AlgorithmFileInvalid: the file is not what `register` writes.
+        OSError: the file cannot be written.
+    """
+    if algorithm.name in built_in:
+        raise AlgorithmTaken(
+            f"cannot register {algorithm.kind} {algorithm.name!r}: it is the name of a built-in one; choose another"
+        )
+    if registered(algorithm.kind, algorithm.name) is not None:
+        raise AlgorithmTaken(
+            f"cannot register {algorithm.kind} {algorithm.name!r}: it is registered already; choose another name, or "
+            f"`nnictl algo unregister {algorithm.name}` first"
+        )
+    rows = _read()
+    row = {
+        "builtinName": algorithm.name,
+        "className": algorithm.class_name,
+        "classArgsValidator": algorithm.validator,
+        "codeDirectory": None if algorithm.code_dir is None else str(algorithm.code_dir),
+    }
+    rows.setdefault(f"{algorithm.kind}s", []).append({key: each for key, each in row.items() if each})
+    _write(rows)
+
+
+def unregister(name: str) -> list[RegisteredAlgorithm]:
+    """Forget the algorithms of this name; which they were.
+
+    Raises:
+        AlgorithmUnknown: there is none.
+        AlgorithmFileInvalid: the file is not what `register` writes.
+        OSError: the file cannot be written.
+    """
+    gone = [each for each in registered_algorithms() if each.name == name]
+    if not gone:
+        raise AlgorithmUnknown(
+            f"cannot unregister {name!r}: nobody has registered it; see `nnictl algo list`"
+        )
+    rows = _read()
+    for kind in KINDS:
+        rows[f"{kind}s"] = [row for row in rows.get(f"{kind}s", []) if row.get("builtinName") != name]
+    _write(rows)
+    return gone
+
+
+def _read() -> dict[str, list[dict[str, Any]]]:
+    """The rows by kind, without NNI's own."""
+    path = registry_file()
+    if not path.exists():
+        return {}
+    try:
+        document = read_yaml(path)
+        _refuse_unless_rows(document, path)
+    except ConfigInvalid as error:
+        raise AlgorithmFileInvalid(f"{error}; mend or remove {path}") from error
+    return {
+        kind: [row for row in rows if row.get("source") != "nni"]
+        for kind, rows in document.value.items()
+        if rows is not None
+    }
+
+
+def _refuse_unless_rows(document: Document, path: Path) -> None:
+    value = document.value
+    is_rows = isinstance(value, Mapping) and all(
+        rows is None or (isinstance(rows, list) and all(isinstance(row, dict) for row in rows))
+        for rows in value.values()
+    )
+    mistakes = list(document.mistakes)
+    if not is_rows:
+        message = f"cannot use {path.name}: {shown(value)} is not lists of algorithms"
+        mistakes.append(Mistake(str(path), None, None, "", message))
+    else:
+        for kind in KINDS:
+            for number, row in enumerate(value.get(f"{kind}s") or []):
+                if row.get("source") != "nni":
+                    mistakes += check(_Row, row, document, (f"{kind}s", cast(str, number)))[1]
+    if mistakes:
+        raise ConfigInvalid(mistakes)
+
+
+def _algorithm(kind: AlgorithmKind, row: Mapping[str, Any]) -> RegisteredAlgorithm:
+    folder = row.get("codeDirectory")
+    return RegisteredAlgorithm(
+        kind,
+        row["builtinName"],
+        row["className"],
+        row.get("classArgsValidator"),
+        None if folder is None else Path(folder),
+    )
+
+
+def _write(rows: Mapping[str, Any]) -> None:
+    path = registry_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(
+        path, yaml.safe_dump(dict(rows), sort_keys=False, allow_unicode=True).encode(), is_durable=True
+    )

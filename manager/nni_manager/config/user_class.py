@@ -1,0 +1,114 @@
+"""Where a tuner or an assessor of the user's own is: from the keys of the experiment file to a module that holds the class."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nni_manager.config.model import CALL_TIMEOUT_S, UserClass
+from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
+
+OWN_KEYS = ("codeDir", "classFileName", "className")
+
+
+def user_class(
+    kind: AlgorithmKind,
+    name: object,
+    section: Mapping[str, Any],
+    code_dir: Path,
+    call_timeout_s: float | None,
+) -> UserClass | None:
+    """The class that a section of the file names, or that was registered under `name`; None when it is none of the user's.
+
+    `code_dir` is `codeDir` as an absolute path, or the folder of the file. What is wrong, `reason_against_class` says.
+    """
+    limit_s = CALL_TIMEOUT_S if call_timeout_s is None else call_timeout_s
+    if isinstance(section.get("className"), str):
+        return UserClass(_dotted(section), str(code_dir), None, limit_s)
+    try:
+        found = registered(kind, name) if isinstance(name, str) else None
+    except AlgorithmFileInvalid:
+        return None  # which the schema has said
+    if found is None:
+        return None
+    folder = None if found.code_dir is None else str(found.code_dir)
+    return UserClass(found.class_name, folder, found.validator, limit_s)
+
+
+def _dotted(section: Mapping[str, Any]) -> str:
+    """v1 names file and class, v2 module and class in one."""
+    name, file = str(section["className"]), section.get("classFileName")
+    return name if file is None else f"{Path(str(file)).stem}.{name}"
+
+
+def reason_against_class(
+    kind: AlgorithmKind, section: Mapping[str, Any], code_dir: Path | None
+) -> tuple[str, str] | None:
+    """Why the section's class cannot be used: the wrong key, and a whole sentence; None when nothing speaks against it.
+
+    `code_dir` is `codeDir` as an absolute path; without one the module may be an installed one.
+    """
+    name, file = section.get("className"), section.get("classFileName")
+    built_in = f"builtin{kind.capitalize()}Name"
+    given = [key for key in OWN_KEYS if section.get(key) is not None]
+    if not given or not all(isinstance(section[key], str) for key in given):
+        return None
+    own = given[0]
+    if section.get(built_in) is not None:
+        return own, (
+            f"cannot use {kind}.{own} beside {kind}.{built_in}: it is one or the other; remove {built_in}, or all of "
+            f"{', '.join(OWN_KEYS)}"
+        )
+    if name is None:
+        return "className", (
+            f"cannot do without {kind}.className beside {kind}.{own}: it must be the name of a class; write e.g. "
+            f"className: My{kind.capitalize()}"
+        )
+    if file is None and "." not in str(name):
+        return "classFileName", (
+            f"cannot do without {kind}.classFileName: it must be the Python file that holds the class; write e.g. "
+            f"classFileName: my_{kind}.py, or module and class in one: className: my_{kind}.{name}"
+        )
+    if code_dir is None or not (file is None or str(file).endswith(".py")):
+        return None  # it may be installed, or the schema has said what is wrong
+    if not code_dir.is_dir():
+        return (
+            "codeDir",
+            f"cannot use {kind}.codeDir: there is no folder {code_dir}; create it or mend the path",
+        )
+    return _reason_against_file(kind, _dotted(section), code_dir, own)
+
+
+def _reason_against_file(
+    kind: AlgorithmKind, class_name: str, code_dir: Path, key: str
+) -> tuple[str, str] | None:
+    module, _, name = class_name.rpartition(".")
+    base = code_dir / Path(*module.split("."))
+    path = next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()), None)
+    if path is None:
+        return key, (
+            f"cannot use {kind}.{key}: there is no {base.with_suffix('.py')}; create it or mend codeDir and the names"
+        )
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError, OSError, RecursionError) as error:
+        return key, f"cannot use {kind}.{key}: {path} cannot be read as Python: {error}; mend it"
+    if _may_define(tree, name):
+        return None
+    return "className", (
+        f"cannot use {kind}.className: {path} defines no {name}; write the name of the class there"
+    )
+
+
+def _may_define(tree: ast.Module, name: str) -> bool:
+    """Whether the module has the name, as far as reading tells: anywhere, or by an import of everything."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=found) | ast.FunctionDef(name=found) | ast.Name(id=found) if found == name:
+                return True
+            case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
+                if any(name == (alias.asname or alias.name) or alias.name == "*" for alias in aliases):
+                    return True
+    return False

@@ -1,0 +1,206 @@
+"""The tuner and the assessor of an experiment, each in a thread of its own: they may take their time.
+
+What they raise is no bug of the manager's: it is posted, and the user is shown it.
+"""
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from nni_manager.config.known_results import KnownResult
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.domain.events import (
+    AskAssessor,
+    Event,
+    ParametersSuggested,
+    SearchSpaceChanged,
+    TellAssessor,
+    TrialRefused,
+    TunerExhausted,
+    TunerFailed,
+    TunerNotReady,
+)
+from nni_manager.errors import UserMistake
+from nni_manager.tuner.assessment import Assessment, PastCourse
+from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
+from nni_manager.tuner.proposer import Proposer
+
+log = logging.getLogger(__name__)
+
+
+class Algorithms:
+    """Asks and tells what the domain's effects say, and posts the answers. Lives on the engine's loop."""
+
+    def __init__(
+        self,
+        experiment_id: str,
+        config: ExperimentConfig,
+        make_tuner: Callable[[ExperimentConfig], Tuner],
+        assessment: Assessment | None,
+        post: Callable[[Event], None],
+        new_trial_id: Callable[[], str],
+    ) -> None:
+        """`make_tuner` makes a fresh one for a configuration, `new_trial_id` an id that no trial has yet."""
+        self._experiment_id = experiment_id
+        self._config = config
+        self._proposer = Proposer(config, make_tuner)
+        self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
+        self._assessment = assessment
+        self._assessor_thread = ThreadPoolExecutor(1, thread_name_prefix="assessor")
+        self._tuner_failed: Exception | None = None
+        """Why it could not be rebuilt."""
+        self._assessor_failed: Exception | None = None
+        self._post = post
+        self._new_trial_id = new_trial_id
+
+    @property
+    def learns(self) -> bool:
+        """Whether what the tuner proposes depends on results."""
+        return self._proposer.learns
+
+    async def restore(
+        self,
+        trials: Sequence[PastTrial],
+        known: Sequence[KnownResult],
+        courses: Callable[[], Iterable[PastCourse]],
+    ) -> None:
+        """Let both know what they knew before: the trials that the tuner proposed, and what came from elsewhere.
+
+        `courses` reads what trials had reported, which only an assessor needs. One of the user's own that fails here fails again
+        when it is asked first: trials that run are heard meanwhile.
+        """
+        try:
+            await self._in_tuner_thread(self._proposer.restore, trials, known)
+        except UserMistake as error:
+            self._tuner_failed = error
+        if self._assessment is not None:
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(self._assessor_thread, self._assessment.restore, courses())
+            except UserMistake as error:
+                self._assessor_failed = error
+
+    def close(self) -> None:
+        """Ask and tell nothing more; what runs is not waited for, and ended where it can be."""
+        self._proposer.close()
+        if self._assessment is not None:
+            self._assessment.close()
+        self._tuner_thread.shutdown(wait=False, cancel_futures=True)
+        self._assessor_thread.shutdown(wait=False, cancel_futures=True)
+
+    async def ask(self, sequence_id: int) -> None:
+        """Ask the tuner for the parameters of a trial."""
+        if self._tuner_failed is not None:
+            self._note_tuner_failure(self._tuner_failed, was_asked=True)
+            return
+        try:
+            suggestion: Suggestion | Later | None = await self._in_tuner_thread(
+                self._proposer.ask, sequence_id
+            )
+        except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
+            self._note_tuner_failure(error, was_asked=True)
+            return
+        if suggestion is None:
+            self._post(TunerExhausted())
+            return
+        if suggestion is Later.LATER:
+            self._post(TunerNotReady(sequence_id))
+            return
+        self._post(
+            ParametersSuggested(
+                self._new_trial_id(), sequence_id, suggestion.parameters, suggestion.memo, time.time()
+            )
+        )
+
+    async def tell(self, sequence_id: int, result: TrialResult) -> None:
+        """Tell the tuner how a trial came out."""
+        if self._tuner_failed is not None:
+            return  # it is told when it has been mended, of all that is stored
+        try:
+            await self._in_tuner_thread(self._proposer.hear, sequence_id, result)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_tuner_failure(error, was_asked=False)
+
+    async def teach(self, results: Sequence[KnownResult]) -> int:
+        """Let the tuner learn from results of parameters that it did not propose; how many of them it makes use of."""
+        if self._tuner_failed is not None:
+            return 0  # as above
+        try:
+            return int(await self._in_tuner_thread(self._proposer.import_results, results))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_tuner_failure(error, was_asked=False)
+            return 0
+
+    async def change_space(
+        self, config: ExperimentConfig, known: Sequence[KnownResult], over: Collection[int]
+    ) -> bool:
+        """Let the tuner propose parameters of another search space from now on; False when it failed over that.
+
+        See `Proposer.change_space`.
+        """
+        try:
+            await self._in_tuner_thread(self._proposer.change_space, config, known, over)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_tuner_failure(error, was_asked=False)
+            return False
+        self._post(SearchSpaceChanged())
+        return True
+
+    async def assess(self, effect: AskAssessor) -> None:
+        """Let the assessor hear what a trial has reported; it may refuse the trial."""
+        may_go_on = await self._in_assessor_thread(
+            lambda assessment: assessment.hear(effect.trial_id, effect.attempt, effect.values)
+        )
+        if may_go_on is False:
+            log.info("trial %s: the assessor stops it", effect.trial_id)
+            self._post(TrialRefused(effect.trial_id, effect.attempt, time.time()))
+
+    async def tell_assessor(self, effect: TellAssessor) -> None:
+        """Tell the assessor that a trial is final."""
+        await self._in_assessor_thread(
+            lambda assessment: assessment.end(effect.trial_id, has_succeeded=effect.has_succeeded)
+        )
+
+    # ---- inside
+
+    async def _in_assessor_thread(self, use: Callable[[Assessment], bool | None]) -> bool | None:
+        """What the assessor answers; None when it failed, or there is none."""
+        if self._assessment is None:
+            return None
+        if self._assessor_failed is not None:
+            self._note_assessor_failure(self._assessor_failed)
+            return None
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._assessor_thread, use, self._assessment
+            )
+        except Exception as error:  # noqa: BLE001 - as of a tuner
+            self._note_assessor_failure(error)
+            return None
+
+    def _note_assessor_failure(self, error: Exception) -> None:
+        name = "" if self._config.assessor is None else self._config.assessor.name
+        self._note_failure("assessor", name, error)
+
+    def _note_tuner_failure(self, error: Exception, *, was_asked: bool) -> None:
+        self._note_failure("tuner", self._config.tuner.name, error, was_asked=was_asked)
+
+    def _note_failure(self, what: str, name: str, error: Exception, *, was_asked: bool = False) -> None:
+        # What failed in code of the user's own has its traceback in the message; ours would hide it.
+        is_users = isinstance(error, UserMistake)
+        text = str(error) if is_users else "".join(traceback.format_exception(error))
+        log.error("the %s failed:\n%s", what, text)
+        self._post(
+            TunerFailed(
+                f"the {what} {name} failed, and no more trials are begun; what it raised follows. "
+                f"Mend it, then go on with `nnictl resume {self._experiment_id}`.\n{text}",
+                was_asked,
+            )
+        )
+
+    def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
+        return asyncio.get_running_loop().run_in_executor(self._tuner_thread, function, *arguments)

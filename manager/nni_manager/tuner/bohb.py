@@ -1,0 +1,95 @@
+"""BOHB: Hyperband, whose new sets of parameters come from a model of what went well so far instead of from chance alone.
+
+The model is made of the results with the largest budget that has enough of them.
+
+Source: S. Falkner et al., BOHB: Robust and Efficient Hyperparameter Optimization at Scale, 2018. The model is Optuna's
+multivariate Parzen estimator.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.trial import TrialState
+
+from nni_manager.config.algorithms import BohbArgs, HyperbandArgs
+from nni_manager.config.search_space import SearchSpace
+from nni_manager.tuner.base import JsonScalar
+from nni_manager.tuner.hyperband import Hyperband
+from nni_manager.tuner.optuna_backed import SamplerSeeds, draw, seed_of_trial
+from nni_manager.tuner.samplers import Tpe
+
+# A proposal looks at all of them, and the latest come from where the search is now.
+_MOST_RESULTS = 300
+
+
+class Bohb(Hyperband):
+    """Brackets one after the other, for ever; sets of parameters come from a model as soon as there is one."""
+
+    def __init__(self, space: SearchSpace, args: BohbArgs) -> None:
+        """As the experiment file says."""
+        super().__init__(
+            space,
+            HyperbandArgs(
+                optimize_mode=args.optimize_mode,
+                seed=args.seed,
+                R=max(1, args.max_budget // args.min_budget),
+                eta=args.eta,
+            ),
+            smallest_budget=args.min_budget,
+        )
+        self._args = args
+        self._enough = args.min_points_in_model or len(space.parameters) + 1
+
+    def new_draws(self, trial_key: int) -> dict[str, JsonScalar]:
+        """See `Hyperband`."""
+        random = Random(seed_of_trial(self._seed, trial_key))
+        results = self._results_for_model()
+        if random.random() < self._args.random_fraction or results is None:
+            return super().new_draws(trial_key)
+        study = optuna.create_study(
+            storage=optuna.storages.InMemoryStorage(),
+            sampler=_Model(
+                SamplerSeeds(self._seed, random.getrandbits(32)), self._sampling.always_there, self._args
+            ),
+        )
+        study.add_trials([self._as_trial(draws, loss) for draws, loss in results])
+        trial = study.ask()
+        self._sampling.sample(lambda name, distribution: draw(trial, name, distribution))
+        return dict(trial.params)
+
+    def _results_for_model(self) -> list[tuple[dict[str, JsonScalar], float]] | None:
+        """Draws and losses with the largest budget that has enough of them, the latest in the order of brackets."""
+        by_budget: dict[int, list[tuple[dict[str, JsonScalar], float]]] = {}
+        for bracket in self._brackets:
+            for (_, budget), losses in zip(bracket.rounds, bracket.losses, strict=False):
+                by_budget.setdefault(budget, []).extend(
+                    (bracket.draws[config], loss)
+                    for config, loss in sorted(losses.items())
+                    if math.isfinite(loss)
+                )
+        enough = [budget for budget, results in by_budget.items() if len(results) >= self._enough + 2]
+        return by_budget[max(enough)][-_MOST_RESULTS:] if enough else None
+
+    def _as_trial(self, draws: dict[str, JsonScalar], loss: float) -> optuna.trial.FrozenTrial:
+        used: dict[str, BaseDistribution] = {}
+
+        def recall(name: str, distribution: BaseDistribution) -> Any:
+            used[name] = distribution
+            return draws[name]
+
+        self._sampling.sample(recall)
+        return optuna.create_trial(
+            state=TrialState.COMPLETE, value=loss, params=dict(draws), distributions=used
+        )
+
+
+class _Model(Tpe):
+    """The estimator with BOHB's settings."""
+
+    def __init__(self, seeds: SamplerSeeds, always_there: Any, args: BohbArgs) -> None:
+        super().__init__(seeds, always_there, n_startup_trials=0, n_ei_candidates=args.num_samples)

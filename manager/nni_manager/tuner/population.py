@@ -1,0 +1,208 @@
+"""Population based training: trials that go on from checkpoints, the worse half-way from those of the better.
+
+A generation is one trial of each member. When all of its trials are over the next begins: most members go on from their own
+checkpoint with the parameters they have; the worst take the checkpoint of one of the best, and its parameters, a little changed.
+While a generation is not over and all of its trials are asked for, there is nothing to propose: the answer is `LATER`.
+
+Where a checkpoint is, training code is told as the parameters `load_checkpoint_dir` and `save_checkpoint_dir`. In the first
+generation there is nothing at the former.
+
+Source: M. Jaderberg et al., Population Based Training of Neural Networks, 2017; NNI v2.10 for names and folders.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from nni_manager.config.algorithms import PbtArgs
+from nni_manager.config.search_space import SearchSpace
+from nni_manager.errors import Bug
+from nni_manager.tuner.base import JsonScalar, Later, PastTrial, Suggestion, Tuner
+from nni_manager.tuner.optuna_backed import Sampling, natural, seed_of_trial
+from nni_manager.tuner.samplers import from_unit
+
+LOAD, SAVE = "load_checkpoint_dir", "save_checkpoint_dir"
+
+Draws = dict[str, JsonScalar]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a member's trial is to be: from whose checkpoint (`<member>/<generation>`; empty: none), with which draws.
+
+    None: they are to be drawn.
+    """
+
+    loads: str
+    draws: Draws | None
+
+
+@dataclass(slots=True)
+class _Generation:
+    """One trial of each member. Those that were asked for have all their draws."""
+
+    plans: list[_Plan]
+    asked: set[int] = field(default_factory=set)
+    losses: dict[int, float] = field(default_factory=dict)
+    """By member; infinite for a trial that failed."""
+
+
+class PopulationTuner(Tuner):
+    """Generations one after the other, for ever."""
+
+    def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path) -> None:
+        """`checkpoints`: where checkpoints are kept unless the experiment file says so, as trials see it."""
+        self._sampling = Sampling(space)
+        self._args = args
+        self._checkpoints = Path(args.all_checkpoint_dir or checkpoints)
+        self._seed = secrets.randbits(32) if args.seed is None else args.seed
+        self._sign = -1.0 if args.optimize_mode == "maximize" else 1.0
+        self._generations = [_Generation([_Plan("", None)] * args.population_size)]
+        self._place_of: dict[int, tuple[int, int]] = {}
+        """Generation and member of each trial."""
+        self._running: set[int] = set()
+
+    def ask(self, trial_key: int) -> Suggestion | Later:
+        """See `Tuner.ask`; never exhausted."""
+        if trial_key in self._place_of:
+            raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
+        number, generation = len(self._generations) - 1, self._generations[-1]
+        free = [member for member in range(len(generation.plans)) if member not in generation.asked]
+        if not free:
+            return Later.LATER
+        member, plan = free[0], generation.plans[free[0]]
+        random = self._random(number, member)
+        draws = dict(plan.draws or {})
+
+        def draw(name: str, distribution: BaseDistribution) -> Any:
+            # A changed choice may bring nested hyper-parameters that the member never had.
+            if name not in draws:
+                draws[name] = from_unit(distribution, random.random())
+            used[name] = draws[name]
+            return draws[name]
+
+        used: Draws = {}
+        parameters = self._sampling.sample(draw)
+        self._note(trial_key, number, member, _Plan(plan.loads, used))
+        own = self._checkpoints / str(member)
+        folders = {
+            LOAD: str(self._checkpoints / plan.loads if plan.loads else own),
+            SAVE: str(own / str(number)),
+        }
+        memo = {"generation": number, "member": member, "loads": plan.loads, **used}
+        return Suggestion({**parameters, **folders}, memo)
+
+    def tell(self, trial_key: int, value: float | None) -> None:
+        """See `Tuner.tell`."""
+        if trial_key not in self._place_of:
+            raise Bug(
+                f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
+            )
+        if trial_key not in self._running:
+            return
+        self._running.remove(trial_key)
+        number, member = self._place_of[trial_key]
+        generation = self._generations[number]
+        is_usable = value is not None and math.isfinite(value)
+        generation.losses[member] = self._sign * value if value is not None and is_usable else math.inf
+        if number == len(self._generations) - 1 and len(generation.losses) == len(generation.plans):
+            self._begin_next(number)
+
+    def restore(self, trials: Iterable[PastTrial]) -> None:
+        """See `Tuner.restore`."""
+        if self._place_of:
+            raise Bug("cannot rebuild a tuner that is in use; please report this")
+        past = [(*self._read(trial), trial) for trial in trials]
+        for number, member, plan, trial in sorted(past, key=lambda each: each[:2]):
+            while len(self._generations) <= number:
+                # Of one that was begun, all trials of the generation before it are over; else the store lacks some.
+                self._begin_next(len(self._generations) - 1)
+            self._note(trial.key, number, member, plan)
+            if trial.ended:
+                self.tell(trial.key, trial.value)
+
+    def _note(self, trial_key: int, number: int, member: int, plan: _Plan) -> None:
+        generation = self._generations[number]
+        generation.plans[member] = plan
+        generation.asked.add(member)
+        self._place_of[trial_key] = number, member
+        self._running.add(trial_key)
+
+    def _read(self, trial: PastTrial) -> tuple[int, int, _Plan]:
+        draws = {name: each for name, each in trial.memo.items() if name.startswith("/")}
+        try:
+            self._sampling.sample(lambda name, _: draws[name])
+            number, member = natural(trial.memo["generation"]), natural(trial.memo["member"])
+            plan = _Plan(str(trial.memo["loads"]), draws)
+            _ = self._generations[0].plans[member]
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            raise Bug(
+                f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; "
+                "please report this"
+            ) from error
+        return number, member, plan
+
+    def _begin_next(self, number: int) -> None:
+        generation = self._generations[number]
+        size = len(generation.plans)
+        ranked = sorted(range(size), key=lambda member: (generation.losses.get(member, math.inf), member))
+        good = [member for member in ranked if math.isfinite(generation.losses.get(member, math.inf))]
+        cut = math.ceil(self._args.fraction * size)
+        best = good[:cut]
+        # A trial that failed has left no checkpoint that could be relied on.
+        replaced = {*(ranked[size - cut :] if size > cut else ()), *(set(ranked) - set(good))} - set(best)
+        plans = []
+        for member in range(size):
+            random = self._random(number + 1, member, for_plan=True)
+            if member not in replaced:
+                plans.append(_Plan(f"{member}/{number}", generation.plans[member].draws))
+            elif best:
+                parent = random.choice(best)
+                draws = self._changed(generation.plans[parent].draws or {}, random)
+                plans.append(_Plan(f"{parent}/{number}", draws))
+            else:  # all of them failed
+                plans.append(_Plan("", None))
+        self._generations.append(_Generation(plans))
+
+    def _changed(self, draws: Draws, random: Random) -> Draws:
+        """Each drawn anew, or moved a little up or down."""
+        changed: Draws = {}
+        known: dict[str, BaseDistribution] = {}
+
+        def look(name: str, distribution: BaseDistribution) -> Any:
+            known[name] = distribution
+            return draws[name]
+
+        self._sampling.sample(look)
+        for name, distribution in known.items():
+            is_new = random.random() < self._args.resample_probability
+            unit, up = random.random(), random.random() < 0.5
+            changed[name] = (
+                from_unit(distribution, unit) if is_new else self._moved(distribution, draws[name], up=up)
+            )
+        return changed
+
+    def _moved(self, distribution: BaseDistribution, drawn: Any, *, up: bool) -> Any:
+        sign = 1 if up else -1
+        match distribution:
+            case CategoricalDistribution(choices=choices):
+                return choices[min(max(choices.index(drawn) + sign, 0), len(choices) - 1)]
+            case IntDistribution(low=low, high=high):
+                return min(max(drawn + sign, low), high)
+            case FloatDistribution(low=low, high=high):
+                return min(max(drawn * (1 + sign * self._args.factor), low), high)
+            case _:
+                raise Bug(f"cannot change a draw from {distribution}; please report this")
+
+    def _random(self, number: int, member: int, *, for_plan: bool = False) -> Random:
+        # Of the place and not of the trial's key, so that it does not matter which trial takes a place.
+        place = 2 * (number * self._args.population_size + member) + for_plan
+        return Random(seed_of_trial(self._seed, place))

@@ -1,0 +1,161 @@
+"""What an experiment of many trials costs who looks at it, and its tuner: a list of 10,000, and a proposal after 1,000."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+# The shared helper lies with the tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+import optuna
+from real_experiment import RealExperiment
+from table import Row, render
+
+from nni_manager.config.algorithms import CLASS_ARGS
+from nni_manager.config.search_space import parse_search_space
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.store.folders import Registry
+from nni_manager.store.store import ExperimentRow, Store, TrialRow
+from nni_manager.tuner.base import PastTrial, Tuner
+from nni_manager.tuner.registry import TUNERS
+from trial_keeper.wire.reasons import ExitReason
+
+LISTED = 10_000
+KNOWN = 1_000
+ROUNDS = 9
+NUMBERS = [f"x{number}" for number in range(8)]
+
+
+def listing(trials: int = LISTED, rounds: int = ROUNDS) -> list[Row]:
+    """Median wall time of `nnictl trial ls` on an experiment of 10,000 trials, beside an interpreter that does nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = _an_experiment(Path(folder), trials)
+        environ = os.environ | {"XDG_STATE_HOME": f"{folder}/state", "COLUMNS": "120"}
+        experiment_id, bare = experiment.folder.experiment_id, [sys.executable, "-c", "pass"]
+        nnictl = [sys.executable, "-c", "from nni_manager.cli.main import main; main()", "trial", "ls"]
+        rows = []
+        for name, options in (("trial ls", []), ("trial ls --json", ["--json"])):
+            listed_s, bare_s = [], []
+            for _ in range(rounds):
+                took_s, said = _run([*nnictl, *options, experiment_id], environ)
+                assert said.count(b"SUCCEEDED") >= trials, "not all trials are listed"
+                listed_s.append(took_s)
+                bare_s.append(_run(bare, environ)[0])
+            wall_s, floor_s = median(listed_s), median(bare_s)
+            rows.append(
+                Row(
+                    f"nnictl {name}, {trials:,} trials",
+                    f"{wall_s:.2f} s",
+                    f"python -c pass {floor_s:.3f} s",
+                    f"{wall_s / floor_s:.0f} x",
+                    "<= 1 s",
+                    wall_s <= 1,
+                )
+            )
+    return rows
+
+
+def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
+    """Median time of TPE's next proposal when it knows 1,000 trials, beside Optuna's own sampler with as many, in turns."""
+    space = {name: {"_type": "uniform", "_value": [0, 1]} for name in NUMBERS}
+    args = CLASS_ARGS["TPE"].model_validate({"optimize_mode": "minimize", "seed": 1})
+    tuner = TUNERS["TPE"](parse_search_space(space), args, Path.cwd())
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
+    random_args = CLASS_ARGS["Random"].model_validate({"seed": 2})
+    random = TUNERS["Random"](parse_search_space(space), random_args, Path.cwd())
+    _learn(tuner, study, random, trials)
+    ours_s, theirs_s = [], []
+    for key in range(trials, trials + rounds):
+        began_s = time.perf_counter()
+        suggested = tuner.ask(key)
+        middle_s = time.perf_counter()
+        trial = study.ask()
+        at = [trial.suggest_float(name, 0, 1) for name in NUMBERS]
+        ended_s = time.perf_counter()
+        assert suggested is not None
+        tuner.tell(key, sum(suggested.parameters.values()))
+        study.tell(trial, sum(at))
+        ours_s.append(middle_s - began_s)
+        theirs_s.append(ended_s - middle_s)
+    ours_ms, theirs_ms = median(ours_s) * 1e3, median(theirs_s) * 1e3
+    return [
+        Row(
+            f"TPE's next proposal, {trials:,} trials of {len(NUMBERS)} numbers",
+            f"{ours_ms:.1f} ms",
+            f"Optuna's TPE {theirs_ms:.1f} ms",
+            f"{ours_ms / theirs_ms:.2f} x",
+            "<= 1.2 x",
+            ours_ms <= 1.2 * theirs_ms,
+        )
+    ]
+
+
+def _learn(tuner: Tuner, study: optuna.Study, random: Tuner, trials: int) -> None:
+    """Let both know the same trials, drawn at random."""
+    past = []
+    distribution = optuna.distributions.FloatDistribution(0, 1)
+    for key in range(trials):
+        suggested = random.ask(key)
+        assert suggested is not None
+        value = sum(suggested.parameters.values())
+        past.append(PastTrial(key, suggested.parameters, suggested.memo, value, ended=True))
+        study.add_trial(
+            optuna.create_trial(
+                params=suggested.parameters, distributions=dict.fromkeys(NUMBERS, distribution), value=value
+            )
+        )
+    tuner.restore(past)
+
+
+def _an_experiment(folder: Path, trials: int) -> RealExperiment:
+    """One that is over, as its manager left it, and that nnictl knows by the state folder in `folder`."""
+    experiment = RealExperiment(folder, "pass\n", maxTrialNum=trials)
+    experiment.create()
+    Registry(folder / "state" / "trial-keeper" / "experiments").add(experiment.folder)
+    store = Store(experiment.folder.database, experiment.folder.collected_logs)
+    now_s = time.time()
+    store.commit(
+        [
+            *(TrialRow.of(_a_trial(number, now_s)) for number in range(trials)),
+            ExperimentRow(ExperimentState.DONE, "", 60.0, now_s, keeper_has_matched=True),
+        ],
+        now_s,
+    )
+    store.close()
+    return experiment
+
+
+def _a_trial(number: int, now_s: float) -> Trial:
+    value = number / 7
+    return Trial(
+        trial_id=f"{number:05d}",
+        sequence_id=number,
+        parameters=dict.fromkeys(NUMBERS, value),
+        memo={f"/{name}": value for name in NUMBERS},
+        created_at_s=now_s,
+        job_id=f"{number:05d}",
+        state=TrialState.SUCCEEDED,
+        attempt=0,
+        started_at_s=now_s,
+        ended_at_s=now_s + 1,
+        reason=ExitReason.SUCCEEDED,
+        exit_code=0,
+        final=str(value),
+        value=value,
+        reporter="main-0",
+    )
+
+
+def _run(command: list[str], environ: dict[str, str]) -> tuple[float, bytes]:
+    began_s = time.perf_counter()
+    said = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    return time.perf_counter() - began_s, said.stdout
+
+
+if __name__ == "__main__":
+    print(render([*listing(), *suggestion()]))

@@ -1,0 +1,350 @@
+"""What this project relies on in a Kubernetes API server, asked with the official client.
+
+The server of our own has to answer as a real one does. With TEST_KUBECONFIG=<file> a real one is asked: the tests make objects
+without effect in its namespace `default`, and remove them.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import uuid
+
+import pytest
+from kube_api import LOW_TOKEN, KubeCluster
+from kube_definitions import definition
+from real_experiment import wait_until
+
+client = pytest.importorskip("kubernetes.client")
+config = pytest.importorskip("kubernetes.config")
+watching = pytest.importorskip("kubernetes.watch")
+
+NAMESPACE = "default"
+GROUPS = {
+    "frameworks": ("frameworkcontroller.microsoft.com", "Framework"),
+    "tfjobs": ("kubeflow.org", "TFJob"),
+    "pytorchjobs": ("kubeflow.org", "PyTorchJob"),
+}
+FRAMEWORKS = ("frameworkcontroller.microsoft.com", "v1", NAMESPACE, "frameworks")
+WITHIN_S = 20.0
+
+
+def a_framework(name, **labels):
+    role = {
+        "name": "worker",
+        "taskNumber": 1,
+        "frameworkAttemptCompletionPolicy": {"minFailedTaskCount": 1, "minSucceededTaskCount": 1},
+        "task": {"pod": {"spec": {"containers": [{"name": "c", "image": "x"}]}}},
+    }
+    retry = {"fancyRetryPolicy": False, "maxRetryCount": 0}
+    return {
+        "apiVersion": "frameworkcontroller.microsoft.com/v1",
+        "kind": "Framework",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+        "spec": {"executionType": "Create", "retryPolicy": retry, "taskRoles": [role]},
+    }
+
+
+class Asked:
+    """A server, and the official client's ways to ask it."""
+
+    def __init__(self, kubeconfig):
+        self.kubeconfig = kubeconfig
+        self.api = config.new_client_from_config(str(kubeconfig))
+        self.custom = client.CustomObjectsApi(self.api)
+        self.core = client.CoreV1Api(self.api)
+        self.definitions = client.ApiextensionsV1Api(self.api)
+        self.run = uuid.uuid4().hex[:6]
+        self.count = 0
+
+    def made(self, **labels):
+        """A Framework of this run's own, and its name."""
+        self.count += 1
+        name = f"probe{self.run}n{self.count}"
+        return name, self.custom.create_namespaced_custom_object(
+            *FRAMEWORKS, body=a_framework(name, run=self.run, **labels)
+        )
+
+    def get(self, name):
+        return self.custom.get_namespaced_custom_object(*FRAMEWORKS, name=name)
+
+    def list(self, **options):
+        return self.custom.list_namespaced_custom_object(*FRAMEWORKS, **options)
+
+    def watched(self, seconds, **options):
+        """What a watch of so many seconds shows: types and names."""
+        stream = watching.Watch().stream(
+            self.custom.list_namespaced_custom_object, *FRAMEWORKS, timeout_seconds=seconds, **options
+        )
+        return [(event["type"], event["object"]) for event in stream]
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    with contextlib.ExitStack() as stack:
+        if (real := os.environ.get("TEST_KUBECONFIG")) is None:
+            folder = tmp_path_factory.mktemp("cluster")
+            cluster = stack.enter_context(KubeCluster(folder))
+            (folder / "kubeconfig").write_text(cluster.api.kubeconfig())
+            real = folder / "kubeconfig"
+        asked = Asked(real)
+        for plural, (group, kind) in GROUPS.items():
+            with contextlib.suppress(client.ApiException):
+                asked.definitions.create_custom_resource_definition(
+                    definition(group, plural, kind, has_status=True)
+                )
+
+            def is_established(name=f"{plural}.{group}"):
+                found = asked.definitions.read_custom_resource_definition(name).status.conditions or []
+                return any(each.type == "Established" and each.status == "True" for each in found)
+
+            wait_until(is_established, f"{plural} are served", WITHIN_S)
+        yield asked
+        asked.custom.delete_collection_namespaced_custom_object(
+            *FRAMEWORKS, label_selector=f"run={asked.run}"
+        )
+        asked.api.close()
+
+
+@contextlib.contextmanager
+def refused(status, reason):
+    with pytest.raises(client.ApiException) as failure:
+        yield
+    assert failure.value.status == status
+    assert reason is None or json.loads(failure.value.body)["reason"] == reason
+
+
+def test_a_server_says_its_version(asked):
+    assert client.VersionApi(asked.api).get_code().git_version.startswith("v1.")
+
+
+def test_an_object_is_given_identity_version_and_generation(asked):
+    _, made = asked.made()
+    meta = made["metadata"]
+    assert meta["uid"]
+    assert meta["resourceVersion"]
+    assert meta["creationTimestamp"]
+    assert meta["generation"] == 1
+
+
+def test_a_name_is_given_once(asked):
+    name, _ = asked.made()
+    with refused(409, "AlreadyExists"):
+        asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework(name))
+
+
+def test_what_is_not_there_is_not_found(asked):
+    with refused(404, "NotFound"):
+        asked.get("nope")
+    with refused(404, None):
+        asked.custom.list_namespaced_custom_object("nope.example", "v1", NAMESPACE, "nopes")
+
+
+@pytest.mark.parametrize("change", [{"metadata": {"name": "Bad_Name"}}, {"kind": "TFJob"}])
+def test_what_is_invalid_is_refused_with_that_word(asked, change):
+    with refused(422, "Invalid"):
+        asked.custom.create_namespaced_custom_object(*FRAMEWORKS, body=a_framework("x1") | change)
+
+
+def test_a_replacement_of_an_old_version_is_a_conflict(asked):
+    name, old = asked.made()
+    newer = asked.get(name)
+    newer["spec"]["description"] = "a"
+    done = asked.custom.replace_namespaced_custom_object(*FRAMEWORKS, name=name, body=newer)
+    assert done["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]
+    with refused(409, "Conflict"):
+        asked.custom.replace_namespaced_custom_object(*FRAMEWORKS, name=name, body=old)
+
+
+def test_status_is_written_through_its_own_resource_and_nothing_else_is(asked):
+    name, _ = asked.made()
+    both = {"status": {"state": "AttemptRunning"}, "spec": {"executionType": "Stop"}}
+    asked.custom.patch_namespaced_custom_object_status(*FRAMEWORKS, name=name, body=both)
+    found = asked.get(name)
+    assert (found["status"]["state"], found["spec"]["executionType"]) == ("AttemptRunning", "Create")
+    other = {"status": {"state": "Hacked"}, "spec": {"executionType": "Stop"}}
+    asked.custom.patch_namespaced_custom_object(*FRAMEWORKS, name=name, body=other)
+    found = asked.get(name)
+    assert (found["status"]["state"], found["spec"]["executionType"]) == ("AttemptRunning", "Stop")
+    assert found["metadata"]["generation"] == 2
+
+
+def test_a_list_of_operations_goes_out_as_a_merge_patch_and_is_refused(asked):
+    name, _ = asked.made()
+    operations = [{"op": "replace", "path": "/spec/executionType", "value": "Stop"}]
+    with pytest.raises(client.ApiException) as failure:
+        asked.custom.patch_namespaced_custom_object(*FRAMEWORKS, name=name, body=operations)
+    assert failure.value.status in (400, 422)
+
+
+def test_labels_and_fields_choose(asked):
+    name, _ = asked.made(colour="red")
+    asked.made(colour="blue")
+    run = f"run={asked.run},"
+    assert [each["metadata"]["name"] for each in asked.list(label_selector=run + "colour=red")["items"]] == [
+        name
+    ]
+    assert asked.list(label_selector=run + "colour=none")["items"] == []
+    assert len(asked.list(label_selector=run + "colour in (red, blue)")["items"]) == 2
+    assert len(asked.list(field_selector=f"metadata.name={name}")["items"]) == 1
+    assert asked.list(field_selector="metadata.name=zz")["items"] == []
+
+
+def test_a_long_list_comes_in_pages(asked):
+    for _ in range(3):
+        asked.made(page="yes")
+    chosen = {"label_selector": f"run={asked.run},page=yes", "limit": 2}
+    first = asked.list(**chosen)
+    assert len(first["items"]) == 2
+    second = asked.list(**chosen, _continue=first["metadata"]["continue"])
+    assert len(second["items"]) == 1
+    assert not second["metadata"].get("continue")
+
+
+def test_a_watch_from_a_list_shows_exactly_what_comes_after_and_ends_in_time(asked):
+    since = asked.list()["metadata"]["resourceVersion"]
+    seen = []
+    thread = threading.Thread(
+        target=lambda: seen.extend(
+            asked.watched(2, resource_version=since, label_selector=f"run={asked.run},seen=yes")
+        )
+    )
+    thread.start()
+    name, _ = asked.made(seen="yes")
+    asked.custom.patch_namespaced_custom_object_status(
+        *FRAMEWORKS, name=name, body={"status": {"state": "Completed"}}
+    )
+    asked.custom.delete_namespaced_custom_object(*FRAMEWORKS, name=name)
+    thread.join(WITHIN_S)
+    assert not thread.is_alive()
+    assert [(kind, found["metadata"]["name"]) for kind, found in seen] == [
+        ("ADDED", name),
+        ("MODIFIED", name),
+        ("DELETED", name),
+    ]
+
+
+def test_a_watch_from_an_earlier_version_shows_what_happened_since(asked):
+    name, made = asked.made()
+    asked.custom.patch_namespaced_custom_object_status(
+        *FRAMEWORKS, name=name, body={"status": {"state": "R1"}}
+    )
+    seen = asked.watched(
+        1,
+        resource_version=made["metadata"]["resourceVersion"],
+        field_selector=f"metadata.name={name}",
+    )
+    assert [(kind, found["status"]["state"]) for kind, found in seen] == [("MODIFIED", "R1")]
+
+
+def test_a_watch_from_long_ago_is_gone(asked):
+    with refused(410, None):
+        asked.watched(1, resource_version="1")
+
+
+def test_what_is_deleted_in_the_foreground_goes_after_all_that_it_owns(asked):
+    tfjobs = ("kubeflow.org", "v1", NAMESPACE, "tfjobs")
+    job, pod = f"probe{asked.run}tf", f"probe{asked.run}tf-worker-0"
+    made = asked.custom.create_namespaced_custom_object(
+        *tfjobs,
+        body={
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "TFJob",
+            "metadata": {"name": job},
+            "spec": {"tfReplicaSpecs": {}},
+        },
+    )
+    owner = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "TFJob",
+        "name": job,
+        "uid": made["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    # No node has this name, so that nobody runs it.
+    asked.core.create_namespaced_pod(
+        NAMESPACE,
+        {
+            "metadata": {"name": pod, "ownerReferences": [owner]},
+            "spec": {"containers": [{"name": "c", "image": "x"}], "schedulerName": "nobody"},
+        },
+    )
+    asked.custom.delete_namespaced_custom_object(
+        *tfjobs,
+        name=job,
+        body=client.V1DeleteOptions(propagation_policy="Foreground", grace_period_seconds=0),
+    )
+
+    def is_gone(read):
+        try:
+            read()
+        except client.ApiException as error:
+            return error.status == 404
+        return False
+
+    wait_until(
+        lambda: is_gone(lambda: asked.custom.get_namespaced_custom_object(*tfjobs, name=job)),
+        "the job is gone",
+        WITHIN_S,
+    )
+    assert is_gone(lambda: asked.core.read_namespaced_pod(pod, NAMESPACE))
+
+
+def test_what_is_deleted_for_good_is_told_as_success(asked):
+    where = ("kubeflow.org", "v1", NAMESPACE, "pytorchjobs")
+    name = f"probe{asked.run}pt"
+    body = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {"pytorchReplicaSpecs": {}},
+    }
+    asked.custom.create_namespaced_custom_object(*where, body=body)
+    assert asked.custom.delete_namespaced_custom_object(*where, name=name)["status"] == "Success"
+
+
+def with_token(asked, token):
+    own = client.Configuration(host=asked.api.configuration.host, api_key={"authorization": token})
+    own.api_key_prefix = {"authorization": "Bearer"}
+    own.ssl_ca_cert, own.verify_ssl = asked.api.configuration.ssl_ca_cert, asked.api.configuration.verify_ssl
+    return client.ApiClient(own)
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "reason"),
+    [
+        ("wrong", 401, "Unauthorized"),
+        (LOW_TOKEN if "TEST_KUBECONFIG" not in os.environ else None, 403, "Forbidden"),
+    ],
+)
+def test_a_token_says_who_asks(asked, token, status, reason):
+    if token is None:
+        pytest.skip("no token of a user without rights is known here")
+    with with_token(asked, token) as api, refused(status, reason):
+        client.CustomObjectsApi(api).list_namespaced_custom_object(*FRAMEWORKS)
+
+
+def test_text_of_a_secret_is_kept_as_base64(asked):
+    name = f"probe{asked.run}"
+    made = asked.core.create_namespaced_secret(
+        NAMESPACE, {"metadata": {"name": name}, "stringData": {"a": "b"}}
+    )
+    asked.core.delete_namespaced_secret(name, NAMESPACE)
+    assert made.data == {"a": "Yg=="}
+
+
+def test_a_collection_is_deleted_by_its_labels(asked):
+    for _ in range(2):
+        asked.made(gone="yes")
+    chosen = {"label_selector": f"run={asked.run},gone=yes"}
+    asked.custom.delete_collection_namespaced_custom_object(*FRAMEWORKS, **chosen)
+    assert asked.list(**chosen)["items"] == []
+
+
+def test_a_review_says_what_one_may_do(asked):
+    attributes = {"namespace": NAMESPACE, "verb": "create", "group": "", "resource": "secrets"}
+    review = client.AuthorizationV1Api(asked.api).create_self_subject_access_review(
+        {"spec": {"resourceAttributes": attributes}}
+    )
+    assert review.status.allowed

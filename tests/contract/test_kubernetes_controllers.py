@@ -1,0 +1,185 @@
+"""The controllers and the node of our own cluster tell the story that was recorded of real ones, and are as strict as those."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from kube_api import KubeCluster
+from kube_controllers import FRAMEWORKS
+from kube_definitions import FRAMEWORK
+from kube_kubelet import expanded, seen_here
+from kube_store import CONFIG_MAPS, DEFINITIONS, EVENTS, NAMESPACES, PODS, SECRETS, Refused
+from real_experiment import wait_until
+
+RECORDED = Path(__file__).parents[1] / "golden" / "kubernetes" / "framework_that_fails.json"
+NAME = "nniexp1env1"
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with KubeCluster(tmp_path) as cluster:
+        cluster.store.create(DEFINITIONS, "", FRAMEWORK)
+        yield cluster
+
+
+def role(name="worker", count=1, command="exit 3", policy=(1, 1), **spec):
+    container = {"name": "framework", "image": "x", "command": ["sh", "-c", command]}
+    return {
+        "name": name,
+        "taskNumber": count,
+        "frameworkAttemptCompletionPolicy": dict(
+            zip(("minFailedTaskCount", "minSucceededTaskCount"), policy, strict=True)
+        ),
+        "task": {"pod": {"spec": {"containers": [container], **spec}}},
+    }
+
+
+def run(cluster, *roles, name=NAME):
+    body = {"metadata": {"name": name}, "spec": {"executionType": "Start", "taskRoles": list(roles)}}
+    return cluster.store.create(FRAMEWORKS, "default", body)
+
+
+def state(cluster):
+    return (cluster.store.get(FRAMEWORKS, "default", NAME).get("status") or {}).get("state")
+
+
+def completed(cluster):
+    wait_until(lambda: state(cluster) == "Completed", "the Framework has completed", 20)
+    return cluster.store.get(FRAMEWORKS, "default", NAME)["status"]["attemptStatus"]
+
+
+def frameworks_told(cluster):
+    rows = []
+    for entry in cluster.store.history:
+        if entry.kind == FRAMEWORKS:
+            status = entry.after.get("status") or {}
+            attempt = status.get("attemptStatus") or {}
+            tasks = [
+                [task["state"], (task["attemptStatus"]["completionStatus"] or {}).get("code")]
+                for each in attempt.get("taskRoleStatuses", [])
+                for task in each["taskStatuses"]
+            ]
+            code = (attempt.get("completionStatus") or {}).get("code")
+            rows.append([entry.type, status.get("state"), code, tasks])
+    return [row for at, row in enumerate(rows) if at == 0 or row != rows[at - 1]]
+
+
+def pods_told(cluster):
+    return [
+        [
+            entry.type,
+            entry.after["status"]["phase"],
+            entry.after["spec"].get("nodeName"),
+            [next(iter(each["state"])) for each in entry.after["status"].get("containerStatuses", [])],
+            "deletionTimestamp" in entry.after["metadata"],
+        ]
+        for entry in cluster.store.history
+        if entry.kind == PODS
+    ]
+
+
+def test_a_framework_that_fails_tells_the_recorded_story(cluster):
+    run(cluster, role())
+    completed(cluster)
+    cluster.store.delete(FRAMEWORKS, "default", NAME)
+    recorded = json.loads(RECORDED.read_text())
+    assert frameworks_told(cluster) == recorded["frameworks"]
+    assert pods_told(cluster) == recorded["pods"]
+    last = next(entry.after for entry in reversed(cluster.store.history) if entry.kind == FRAMEWORKS)
+    told, wanted = last["status"]["attemptStatus"]["completionStatus"], recorded["framework_end"]
+    assert {key: told[key] for key in ("code", "phrase", "trigger", "type")} == {
+        key: wanted[key] for key in ("code", "phrase", "trigger", "type")
+    }
+
+
+def test_a_task_that_succeeds_ends_the_others_and_leaves_nothing(cluster):
+    run(
+        cluster,
+        role("ps", 1, "exec sleep 100", (1, -1), terminationGracePeriodSeconds=1),
+        role("worker", 2, "true", (1, 2)),
+    )
+    told = completed(cluster)
+    assert (told["completionStatus"]["code"], told["completionStatus"]["trigger"]["taskRoleName"]) == (
+        0,
+        "worker",
+    )
+    assert [task["state"] for each in told["taskRoleStatuses"] for task in each["taskStatuses"]] == [
+        "Completed"
+    ] * 3
+    assert cluster.store.list(PODS) == cluster.store.list(CONFIG_MAPS) == []
+
+
+def test_a_framework_deleted_in_the_foreground_takes_its_pods_and_secrets_along(cluster):
+    made = run(cluster, role(command="trap 'exit 9' TERM; sleep 100 & wait"))
+    owner = {
+        "apiVersion": made["apiVersion"],
+        "kind": "Framework",
+        "name": NAME,
+        "uid": made["metadata"]["uid"],
+    }
+    cluster.store.create(SECRETS, "default", {"metadata": {"name": "s", "ownerReferences": [owner]}})
+    wait_until(lambda: state(cluster) == "AttemptRunning", "it runs", 20)
+    (process,) = cluster.node.processes("default", f"{NAME}-worker-0")
+    cluster.store.delete(FRAMEWORKS, "default", NAME, {"propagationPolicy": "Foreground"})
+    wait_until(lambda: not cluster.store.find(FRAMEWORKS, "default", NAME), "it is gone", 20)
+    assert process.wait(20) == 9, "it was asked, and not killed"
+    assert cluster.store.list(PODS) == cluster.store.list(CONFIG_MAPS) == []
+    wait_until(lambda: not cluster.store.list(SECRETS), "the secret is gone", 20)
+
+
+def test_a_namespace_takes_all_that_is_in_it_along(cluster):
+    cluster.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
+    cluster.store.create(SECRETS, "team", {"metadata": {"name": "s"}})
+    cluster.store.delete(NAMESPACES, "", "team")
+    wait_until(lambda: not cluster.store.find(NAMESPACES, "", "team"), "it is gone", 20)
+    assert cluster.store.list(SECRETS) == []
+
+
+def test_the_definition_refuses_what_frameworkcontroller_would(cluster):
+    for wrong in ({"taskNumber": 10001}, {"name": "Worker"}, {"taskCount": 1}):
+        with pytest.raises(Refused, match="Invalid"):
+            run(cluster, role() | wrong)
+
+
+def test_a_container_waits_for_its_secret_and_volume_and_says_so(cluster):
+    variables = [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}]
+    spec = role(command="test $T = told")
+    spec["task"]["pod"]["spec"]["containers"][0]["env"] = variables
+    run(cluster, spec)
+    wait_until(lambda: cluster.store.list(EVENTS), "somebody is told", 20)
+    assert 'secret "s" not found' in [event["message"] for event in cluster.store.list(EVENTS)]
+    cluster.store.create(SECRETS, "default", {"metadata": {"name": "s"}, "stringData": {"t": "told"}})
+    assert completed(cluster)["completionStatus"]["code"] == 0
+
+
+def test_a_barrier_holds_every_task_until_all_have_an_address(cluster):
+    barrier = {
+        "name": "b",
+        "image": "frameworkcontroller/frameworkbarrier",
+        "volumeMounts": [{"name": "v", "mountPath": "/mnt/frameworkbarrier"}],
+    }
+    each = role(
+        count=2,
+        command=". /mnt/frameworkbarrier/injector.sh; test $FB_WORKER_IPS = 127.0.0.1,127.0.0.1",
+        policy=(1, 2),
+        initContainers=[barrier],
+        volumes=[{"name": "v", "emptyDir": {}}],
+    )
+    each["task"]["pod"]["spec"]["containers"][0]["volumeMounts"] = barrier["volumeMounts"]
+    run(cluster, each)
+    assert completed(cluster)["completionStatus"]["code"] == 0
+
+
+def test_dollars_and_paths_are_seen_as_containers_see_them():
+    assert expanded("$$ $(A) $(B) $$(A) $A", {"A": "a"}) == "$ a $(B) $(A) $A"
+    mounts = {"/tmp/mount": "/here", "/dev/shm": "/there"}
+    assert seen_here("cd '/tmp/mount/x'; ls /tmp/mounted /my/tmp/mount", mounts) == (
+        "cd '/here/x'; ls /tmp/mounted /my/tmp/mount"
+    )
+
+
+def test_processes_are_no_fakes(cluster, tmp_path):
+    run(cluster, role(command=f"exec {sys.executable} -c 'print(6 * 7)'"))
+    completed(cluster)
+    assert (tmp_path / f"default-{NAME}-worker-0.log").read_text() == "42\n"

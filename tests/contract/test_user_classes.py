@@ -1,0 +1,415 @@
+"""Tuners and assessors of the user's own: they are told what NNI tells them, and whatever they do stays in their process."""
+
+import signal
+import textwrap
+import threading
+
+import psutil
+import pytest
+from real_experiment import wait_until
+
+from nni_manager.config.known_results import KnownResult
+from nni_manager.config.model import UserClass
+from nni_manager.domain.metrics import Reported
+from nni_manager.errors import Bug
+from nni_manager.tuner import user_process
+from nni_manager.tuner.assessment import Assessment, PastCourse
+from nni_manager.tuner.base import Later, PastTrial, TrialResult
+from nni_manager.tuner.user_classes import UserAssessor, UserTuner
+from nni_manager.tuner.user_process import UserCodeFailed
+
+pytestmark = pytest.mark.timeout(150)
+
+SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
+# As they are written for NNI: nothing in these files knows of this project.
+PROPOSES = """
+from nni.tuner import Tuner
+from nni.utils import OptimizeMode, extract_scalar_reward
+import nni
+
+class Mine(Tuner):
+    def __init__(self, optimize_mode="maximize", most=99):
+        self.mode = OptimizeMode(optimize_mode)
+        self.most = most
+        self.heard = []
+    def update_search_space(self, search_space):
+        self.heard.append(["space", search_space])
+    def generate_parameters(self, parameter_id, **kwargs):
+        if parameter_id >= self.most:
+            raise nni.NoMoreTrialError("no more")
+        return {"x": parameter_id, "heard": list(self.heard), "mode": self.mode.value}
+    def receive_trial_result(self, parameter_id, parameters, value, **kwargs):
+        self.heard.append(["result", parameter_id, parameters["x"], value, kwargs, extract_scalar_reward(value)])
+    def trial_end(self, parameter_id, success, **kwargs):
+        self.heard.append(["end", parameter_id, success, kwargs])
+    def load_checkpoint(self):
+        self.heard.append("checkpoint")
+    def import_data(self, data):
+        self.heard.append(["data", data])
+"""
+
+
+@pytest.fixture
+def a_tuner(tmp_path):
+    """Makes tuners of a class Mine in this file, and closes them."""
+    made = []
+
+    def make(code=PROPOSES, *, timeout_s=60.0, validator=None, **class_args):
+        (tmp_path / "mine.py").write_text(textwrap.dedent(code))
+        (tmp_path / "log").mkdir(exist_ok=True)
+        of = UserClass("mine.Mine", str(tmp_path), validator, timeout_s)
+        made.append(UserTuner(of, class_args, SPACE, tmp_path / "log"))
+        return made[-1]
+
+    yield make
+    for tuner in made:
+        tuner.close()
+
+
+def process_of(tuner):
+    return psutil.Process(tuner._process._process.pid)
+
+
+def test_a_tuner_hears_what_nni_tells_it(a_tuner):
+    tuner = a_tuner(optimize_mode="minimize")
+    first = tuner.ask(0)
+    assert first.parameters == {"x": 0, "heard": [["space", SPACE]], "mode": "minimize"}
+    assert first.memo == {"parameter_id": 0}
+    tuner.ask(1)
+    tuner.ask(2)
+    tuner.hear(0, TrialResult("Abc12", 0.5, '{"default": 0.5, "loss": [1, NaN]}', True))
+    tuner.hear(0, TrialResult("Abc12", 0.9, "0.9", True))
+    tuner.hear(1, TrialResult("Def34", None, None, False))
+    heard = tuner.ask(3).parameters["heard"][1:]
+    value = heard[0].pop(3)
+    assert value["default"] == 0.5
+    assert value["loss"][1] != value["loss"][1], "NaN is told as it was reported"
+    assert heard == [
+        ["result", 0, 0, {"trial_job_id": "Abc12", "customized": False}, 0.5],
+        ["end", 0, True, {"trial_job_id": "Abc12"}],
+        ["end", 1, False, {"trial_job_id": "Def34"}],
+    ]
+
+
+def test_a_tuner_without_parameters_is_asked_again_and_history_rebuilds_it(a_tuner):
+    tuner = a_tuner(most=3)
+    asked = [tuner.ask(key) for key in range(3)]
+    assert tuner.ask(3) is Later.LATER
+    tuner.tell(0, 0.5)
+    past = [
+        PastTrial(
+            key,
+            each.parameters,
+            each.memo,
+            0.5 if key == 0 else None,
+            key == 0,
+            f"t{key}",
+            "0.5" if key == 0 else None,
+            key == 0,
+        )
+        for key, each in enumerate(asked)
+    ]
+    rebuilt = a_tuner(most=5)
+    rebuilt.restore(reversed(past))
+    heard = rebuilt.ask(4).parameters
+    assert (heard["x"], rebuilt.ask(5).parameters["x"]) == (3, 4), "no id is given twice"
+    assert [each if isinstance(each, str) else each[0] for each in heard["heard"]] == [
+        "checkpoint", "space", "result", "end",
+    ]  # fmt: skip
+    rebuilt.tell(1, 0.25)
+    with pytest.raises(Bug, match="a second time"):
+        rebuilt.ask(0)
+    with pytest.raises(Bug, match="did not propose"):
+        rebuilt.tell(9, 0.5)
+    with pytest.raises(Bug, match="in use"):
+        rebuilt.restore([])
+    with pytest.raises(Bug, match="is not of this search space"):
+        a_tuner().restore([PastTrial(0, {}, {}, None, ended=False)])
+
+
+def test_history_is_told_again_in_the_order_of_before(a_tuner):
+    code = """
+    from nni.tuner import Tuner
+    class Mine(Tuner):
+        def update_search_space(self, search_space):
+            self.seen = []
+        def generate_parameters(self, parameter_id, **kwargs):
+            self.seen.append(parameter_id)
+            return {"seen": list(self.seen)}
+        def receive_trial_result(self, parameter_id, parameters, value, **kwargs):
+            self.seen.append(-parameter_id)
+    """
+    tuner = a_tuner(code)
+    past = [PastTrial(key, {}, {"parameter_id": 9 - key}, 1.0, True, "t", "1.0", True) for key in range(8)]
+    tuner.restore(past)
+    seen = tuner.ask(8).parameters["seen"]
+    assert seen == [*(sign * number for number in range(2, 10) for sign in (1, -1)), 10]
+
+
+def test_results_of_elsewhere_are_told_as_nni_tells_them(a_tuner):
+    tuner = a_tuner()
+    assert tuner.import_results([KnownResult({"x": 0.5}, 1.0, '{"default": 1.0, "n": 2}')]) == 1
+    assert tuner.ask(0).parameters["heard"][1] == [
+        "data", [{"parameter": {"x": 0.5}, "value": {"default": 1.0, "n": 2}}],
+    ]  # fmt: skip
+
+
+GIVES_LATER = """
+from nni.tuner import Tuner
+import nni
+
+class Mine(Tuner):
+    def update_search_space(self, search_space):
+        self.owed = []
+    def generate_multiple_parameters(self, parameter_id_list, **kwargs):
+        self.give = kwargs["st_callback"]
+        return super().generate_multiple_parameters(parameter_id_list, **kwargs)
+    def generate_parameters(self, parameter_id, **kwargs):
+        if parameter_id % 2:
+            self.owed.append(parameter_id)
+            raise nni.NoMoreTrialError
+        return {"n": parameter_id}
+    def receive_trial_result(self, parameter_id, parameters, value, **kwargs):
+        for each in self.owed:
+            self.give(each, {"n": 100 * value + each})
+        self.owed = []
+"""
+
+
+def test_what_a_tuner_gives_later_is_taken_when_it_is_asked_again(a_tuner):
+    tuner = a_tuner(GIVES_LATER)
+    assert tuner.ask(0).parameters == {"n": 0}
+    assert tuner.ask(1) is Later.LATER
+    tuner.tell(0, 2)
+    later = tuner.ask(1)
+    assert (later.parameters, later.memo) == ({"n": 201}, {"parameter_id": 1})
+
+
+def test_numbers_of_numpy_are_plain_numbers(a_tuner):
+    code = """
+    import numpy as np
+    from nni.tuner import Tuner
+    class Mine(Tuner):
+        def update_search_space(self, search_space): pass
+        def generate_parameters(self, parameter_id, **kwargs):
+            return {"x": np.float64(0.5), "n": np.int64(3), "v": np.arange(2), "nan": float("nan")}
+    """
+    parameters = a_tuner(code).ask(0).parameters
+    assert {**parameters, "nan": None} == {"x": 0.5, "n": 3, "v": [0, 1], "nan": None}
+
+
+def failing(body, at="generate_parameters(self, parameter_id, **kwargs)"):
+    return f"""
+import os, signal, subprocess, sys, time
+from nni.tuner import Tuner
+class Mine(Tuner):
+    def update_search_space(self, search_space): pass
+    def {at}:
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (failing("raise ValueError('my mistake')"), r"(?s)raised in 'ask'.*in generate_parameters.*my mistake"),
+        (failing("sys.exit(3)"), "(?s)raised in 'ask'.*SystemExit: 3"),
+        (failing("print('last words', file=sys.stderr); os._exit(4)"), "(?s)ended with exit code 4.*last words"),
+        (failing("os.kill(os.getpid(), signal.SIGSEGV)"), "was killed by signal 11"),
+        (failing("return [1]"), r"\[1\] is not a dict; return a dict of names and values"),
+        (failing("return {'x': object()}"), "cannot write <object.*as JSON; convert it"),
+        (failing("return {'x': 'a' * 2**25}"), "its answer has more than 16777216 bytes"),
+        (failing("pass", "__init__(self, needed)"), "(?s)raised in 'make'.*needed"),
+        ("syntax error", "(?s)raised in 'make'.*SyntaxError"),
+        ("import no_such_module_of_mine", "No module named 'no_such_module_of_mine'"),
+        ("x = 1", "has no attribute 'Mine'"),
+    ],
+)  # fmt: skip
+def test_what_a_tuner_does_wrong_is_told_with_its_own_words(a_tuner, code, message):
+    with pytest.raises(UserCodeFailed, match=message) as raised:
+        a_tuner(code).ask(0)
+    assert str(raised.value).startswith("cannot ")
+
+
+def test_a_tuner_that_hangs_is_ended_after_the_time_it_was_given_with_all_it_started(a_tuner, tmp_path):
+    body = "print(subprocess.Popen(['sleep', '999']).pid, flush=True); time.sleep(999)"
+    tuner = a_tuner(failing(body), timeout_s=3.0)
+    with pytest.raises(
+        UserCodeFailed,
+        match=r"has not come back from 'ask' for 3 s; mend what takes so long, or allow more with tuner\.callTim",
+    ):
+        tuner.ask(0)
+    child = int((tmp_path / "log" / "tuner.log").read_text())
+    wait_until(
+        lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie",
+        "its child is gone",
+    )
+    with pytest.raises(UserCodeFailed, match="has not come back"):
+        tuner.ask(1)
+
+
+def test_a_manager_that_ends_does_not_wait_for_a_tuner_that_hangs(a_tuner):
+    tuner = a_tuner(failing("print('here', flush=True); time.sleep(999)"))
+    raised = []
+
+    def ask():
+        try:
+            tuner.ask(0)
+        except UserCodeFailed as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_until(lambda: bytes(tuner._process._tail) == b"here\n", "the tuner hangs")
+    tuner.close()
+    thread.join(60)
+    assert "the manager ends" in raised[0]
+    with pytest.raises(UserCodeFailed):
+        tuner.ask(1)
+
+
+def test_a_tuner_that_prints_without_end_neither_waits_nor_fills_the_disk(a_tuner, tmp_path, monkeypatch):
+    monkeypatch.setattr(user_process, "MOST_PRINTED_BYTES", 100_000)
+    tuner = a_tuner(failing("print('a' * 3_000_000); os.write(1, b'e' * 10); return {'x': 1}"))
+    assert tuner.ask(0).parameters == tuner.ask(1).parameters == {"x": 1}
+    tuner.close()
+    log = (tmp_path / "log" / "tuner.log").read_bytes()
+    assert log.startswith(b"aaa")
+    assert log.endswith(b"what is printed from here on is not kept\n")
+    assert len(log) < 101_000
+
+
+def test_a_tuner_dies_before_its_manager_when_memory_is_full(a_tuner):
+    tuner = a_tuner(
+        failing("return {'score': int(subprocess.check_output(['cat', '/proc/self/oom_score_adj']))}")
+    )
+    assert tuner.ask(0).parameters["score"] == 250
+
+
+def test_a_tuner_whose_manager_is_killed_goes_with_it(a_tuner):
+    tuner = a_tuner(failing("time.sleep(999)"))
+
+    def ask():
+        with pytest.raises(UserCodeFailed):
+            tuner.ask(0)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: tuner._process._process is not None, "it runs")
+    process = process_of(tuner)
+    # As the kernel does for a process that is gone.
+    wait_until(lambda: tuner._process._connection is not None, "it is connected")
+    tuner._process._connection.shutdown(2)
+    assert tuner._process._process.wait(60) == -signal.SIGKILL
+    asking.join(60)
+    assert not process.is_running()
+
+
+def test_what_a_tuner_starts_does_not_hold_its_connection(a_tuner):
+    listing = "subprocess.run(['ls', '/proc/self/fd'], capture_output=True, text=True, close_fds=False)"
+    tuner = a_tuner(failing(f"return {{'fds': {listing}.stdout.split()}}"))
+    assert len(tuner.ask(0).parameters["fds"]) == 4, "stdin, stdout, stderr and the folder"
+
+
+def test_a_result_that_a_tuner_cannot_bear_does_not_end_its_process(a_tuner):
+    tuner = a_tuner()
+    tuner.ask(0)
+    with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
+        tuner.hear(0, TrialResult("t", None, '{"accuracy": 1}', True))
+    assert tuner.ask(1).parameters["x"] == 1
+
+
+def test_the_real_package_is_not_hidden(a_tuner, tmp_path):
+    (tmp_path / "nni").mkdir()
+    (tmp_path / "nni" / "__init__.py").write_text("class NoMoreTrialError(Exception): pass\n")
+    (tmp_path / "nni" / "tuner.py").write_text("class Tuner:\n    real = True\n")
+    code = """
+    import nni
+    from nni.tuner import Tuner
+    class Mine(Tuner):
+        def update_search_space(self, search_space): pass
+        def generate_multiple_parameters(self, ids, **kwargs):
+            return [{"real": self.real, "ids": ids}] if ids[0] == 0 else []
+    """
+    tuner = a_tuner(code)
+    assert tuner.ask(0).parameters == {"real": True, "ids": [0]}
+    assert tuner.ask(1) is Later.LATER
+
+
+def test_a_validator_speaks_before_the_class_is_made(a_tuner, tmp_path):
+    (tmp_path / "checks.py").write_text(
+        "from nni import ClassArgsValidator\n"
+        "class V(ClassArgsValidator):\n"
+        "    def validate_class_args(self, **kwargs):\n"
+        "        assert kwargs == {'most': 1}, 'most must be 1'\n"
+    )
+    assert a_tuner(validator="checks.V", most=1).ask(0).parameters["x"] == 0
+    with pytest.raises(UserCodeFailed, match="most must be 1"):
+        a_tuner(validator="checks.V", most=2).ask(0)
+
+
+ASSESSES = """
+from nni.assessor import Assessor, AssessResult
+class Mine(Assessor):
+    def __init__(self, least=0.5):
+        self.least, self.ended = least, {}
+    def assess_trial(self, trial_job_id, trial_history):
+        print(trial_job_id, trial_history, self.ended, flush=True)
+        last = trial_history[-1]
+        last = last["acc"] if isinstance(last, dict) else last
+        return AssessResult.Good if last >= self.least else AssessResult.Bad
+    def trial_end(self, trial_job_id, success):
+        self.ended[trial_job_id] = success
+"""
+
+
+@pytest.fixture
+def an_assessor(tmp_path):
+    made = []
+
+    def make(code=ASSESSES, **class_args):
+        (tmp_path / "mine.py").write_text(textwrap.dedent(code))
+        made.append(UserAssessor(UserClass("mine.Mine", str(tmp_path), None, 60.0), class_args, tmp_path))
+        return Assessment(made[-1])
+
+    yield make
+    for assessor in made:
+        assessor.close()
+
+
+def test_an_assessor_sees_results_as_they_were_reported(an_assessor, tmp_path):
+    assessment = an_assessor()
+    assert assessment.hear("Abc12", 0, [0.75])
+    assert assessment.hear("Abc12", 0, [Reported('{"acc": 0.9}')])
+    assert not assessment.hear("Abc12", 0, [0.25])
+    assessment.end("Abc12", has_succeeded=False)
+    assessment.restore([PastCourse("Old11", 0, [1.0], True)])
+    assert assessment.hear("Def34", 0, [1])
+    assessment.close()
+    assert (tmp_path / "assessor.log").read_text().splitlines()[1:] == [
+        "Abc12 [0.75, {'acc': 0.9}] {}",
+        "Abc12 [0.75, {'acc': 0.9}, 0.25] {}",
+        "Def34 [1] {'Abc12': False, 'Old11': True}",
+    ]
+
+
+def test_an_assessor_that_fails_says_so(an_assessor):
+    code = ASSESSES.replace("last = trial_history[-1]", "raise KeyError('mine')")
+    with pytest.raises(
+        UserCodeFailed, match=r"(?s)assessor mine\.Mine: it raised in 'assess'.*KeyError: 'mine'"
+    ):
+        an_assessor(code).hear("a", 0, [1.0])
+
+
+def test_names_of_nni_are_those_of_the_sdk():
+    import nni_sdk
+
+    assert nni_sdk.tuner.NoMoreTrialError is nni_sdk.NoMoreTrialError
+    assert nni_sdk.utils.extract_scalar_reward({"default": 2, "x": 1}) == 2
+    assert nni_sdk.utils.extract_scalar_history([1, {"default": 2}]) == [1, 2]
+    assert nni_sdk.assessor.AssessResult.Good.value is True
+    for method in ("generate_parameters", "update_search_space"):
+        with pytest.raises(NotImplementedError, match=method):
+            getattr(nni_sdk.tuner.Tuner(), method)(0)
+    with pytest.raises(RuntimeError, match="cannot find a number in the result 'a'; report a float"):
+        nni_sdk.utils.extract_scalar_reward("a")

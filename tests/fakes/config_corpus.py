@@ -1,0 +1,79 @@
+"""The corpus of experiment files, and the verdict on each: `python tests/fakes/config_corpus.py` writes the verdicts anew.
+
+A verdict says what was read, or every mistake, and whether the JSON schema of the file's kind takes it. What is absent from what
+was read is nothing: none, zero, false or empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from nni_manager.config.document import as_yaml
+from nni_manager.config.json_schema import json_schema
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.v2 import is_v2
+
+CORPUS = Path(__file__).parents[1] / "golden" / "config"
+FILES = sorted((CORPUS / "files").glob("v[12]_*.yml"))
+# These say where the machine has something, or repeat what is beside them.
+_LEFT_OUT = ("config_path", "expansions", "search_space_raw", "job_text", "template_text")
+
+
+def verdict_path(file: Path) -> Path:
+    """Where the verdict on a file is."""
+    return CORPUS / "verdicts" / f"{file.stem}.txt"
+
+
+def verdict_of(file: Path) -> str:
+    """The verdict, whatever this machine's paths are."""
+    try:
+        config = read_experiment_file(file)
+    except ConfigInvalid as error:
+        lines = ["refused", *str(error).splitlines()]
+    else:
+        fields = _something(json.loads(config.to_json()))
+        space = list(config.search_space.parameters)
+        lines = ["accepted", as_yaml(fields | {"search_space": space}).rstrip()]
+    lines += ["", f"JSON schema: {_schema_verdict(file)}"]
+    text = "\n".join(lines) + "\n"
+    return text.replace(f"{file.parent}/", "").replace(str(file.parent), ".").replace(str(Path.home()), "~")
+
+
+def _something(value: Any) -> Any:
+    if isinstance(value, dict):
+        inner = {key: _something(each) for key, each in value.items() if key not in _LEFT_OUT}
+        return {
+            key: each for key, each in inner.items() if each not in (None, "", [], {}, False) and each != 0
+        }
+    return [_something(each) for each in value] if isinstance(value, list) else value
+
+
+def _schema_verdict(file: Path) -> str:
+    try:
+        value = yaml.safe_load(file.read_text())
+    except yaml.YAMLError:
+        return "no YAML"
+    return "valid" if validator("v2" if is_v2(value) else "v1").is_valid(value) else "not valid"
+
+
+@functools.cache
+def validator(version: str) -> jsonschema.Draft7Validator:
+    """What editors check files with."""
+    schema = json_schema("v1" if version == "v1" else "v2")
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+if __name__ == "__main__":
+    (CORPUS / "verdicts").mkdir(exist_ok=True)
+    for old in (CORPUS / "verdicts").glob("*.txt"):
+        old.unlink()
+    for each in FILES:
+        verdict_path(each).write_text(verdict_of(each))

@@ -1,0 +1,432 @@
+"""One node: it takes every pod that has no other, and runs its containers as processes of this machine.
+
+A container has no file system of its own here. Where its command and variables speak of a path at which a volume is mounted, the
+process is given the folder in which the volume is. Containers are run once, as with restartPolicy Never.
+"""
+
+import base64
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import psutil
+from kube_controllers import FRAMEWORKS
+from kube_store import CLAIMS, EVENTS, NODES, PODS, SECRETS, Refused, now
+
+from trial_keeper.settings import without_settings
+
+NODE = "n1"
+BARRIER = "frameworkcontroller/frameworkbarrier"
+# Source: Kubernetes, terminationMessagePolicy.
+_LAST_WORDS_BYTES = 2048
+
+
+class Waiting(Exception):
+    """A container cannot start now. `reason` is Kubernetes' word."""
+
+    def __init__(self, reason, message):
+        super().__init__(message)
+        self.reason, self.message = reason, message
+
+
+class Kubelet:
+    """`exports`: an NFS export ("server:/path") or the name of a claim, and the folder that it is here."""
+
+    def __init__(self, store, folder, exports):
+        self._store, self._folder, self._exports = store, Path(folder), exports
+        self.missing_images: set[str] = set()
+        self.is_full = False
+        self._pods: dict[str, _Pod] = {}
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self):
+        ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        self._store.create(NODES, "", {"metadata": {"name": NODE}})
+        self._store.replace(NODES, "", NODE, ready, "status")
+        self._thread.start()
+
+    def close(self):
+        """Every process is ended."""
+        with self._store.changed:
+            self._is_closed = True
+            self._store.changed.notify_all()
+        self._thread.join(20)
+        for pod in self._pods.values():
+            pod.kill()
+        for pod in self._pods.values():
+            pod.thread.join(20)
+
+    def look_again(self):
+        """After a change of what this node has."""
+        with self._store.changed:
+            self._store.changed.notify_all()
+
+    def log(self, namespace, name):
+        return (self._folder / f"{namespace}-{name}.log").read_text(errors="replace")
+
+    def kill(self, namespace, name, reason="Error"):
+        """SIGKILL to all of a pod's processes, e.g. because its memory is full ("OOMKilled")."""
+        pod = self._of(namespace, name)
+        pod.killed_for = reason
+        pod.kill()
+
+    def evict(self, namespace, name):
+        """The node needs the pod's room."""
+        pod = self._of(namespace, name)
+        pod.evicted_for = "The node was low on resource: memory."
+        pod.kill()
+
+    def processes(self, namespace, name):
+        return list(self._of(namespace, name).processes)
+
+    def _of(self, namespace, name):
+        return self._pods[self._store.get(PODS, namespace, name)["metadata"]["uid"]]
+
+    def _run(self):
+        seen = -1
+        while True:
+            with self._store.changed:
+                if seen == self._store.version and not self._is_closed:
+                    self._store.changed.wait()
+                if self._is_closed:
+                    return
+                seen = self._store.version
+                pods = self._store.list(PODS)
+            for pod in pods:
+                with contextlib.suppress(Refused):  # it has changed meanwhile, and is looked at again
+                    self._look(pod)
+
+    def _look(self, pod):
+        meta, uid = pod["metadata"], pod["metadata"]["uid"]
+        running = self._pods.get(uid)
+        if "deletionTimestamp" in meta:
+            if running is None or running.is_over:
+                self._store.remove(PODS, meta["namespace"], meta["name"])
+            elif not running.is_stopping:
+                running.stop(meta["deletionGracePeriodSeconds"])
+        elif "nodeName" not in pod["spec"]:
+            if pod["spec"]["schedulerName"] == "default-scheduler":
+                self._bind(pod)
+        elif running is None and pod["spec"]["nodeName"] == NODE and pod["status"]["phase"] == "Pending":
+            try:
+                made = _Pod(self, pod)
+            except Waiting as waiting:
+                self.tell_waiting(pod, waiting)
+            else:
+                self._pods[uid] = made
+                made.thread.start()
+
+    def _bind(self, pod):
+        meta, status = pod["metadata"], dict(pod["status"])
+        scheduled = {"type": "PodScheduled", "status": "False" if self.is_full else "True"}
+        if self.is_full:
+            scheduled |= {
+                "reason": "Unschedulable",
+                "message": "0/1 nodes are available: 1 Insufficient cpu.",
+            }
+        status["conditions"] = [scheduled]
+        if status == pod["status"]:
+            return
+        with self._store.changed:
+            # Both at once, as in what was recorded.
+            found = self._store.get(PODS, meta["namespace"], meta["name"])
+            found["status"] = status
+            if not self.is_full:
+                found["spec"]["nodeName"] = NODE
+            before = self._store.get(PODS, meta["namespace"], meta["name"])
+            self._store._write(PODS, "MODIFIED", before, found)
+        if self.is_full:
+            self.tell(pod, "FailedScheduling", scheduled["message"])
+
+    def tell_waiting(self, pod, waiting):
+        state = {"waiting": {"reason": waiting.reason, "message": waiting.message}}
+        states = [container_status(pod, each, False, state) for each in pod["spec"]["containers"]]
+        if pod["status"].get("containerStatuses") != states:
+            self.write(pod, containerStatuses=states)
+            self.tell(pod, "Failed", waiting.message)
+
+    def tell(self, pod, reason, message):
+        """An event, as `kubectl describe` shows it."""
+        meta = pod["metadata"]
+        about = {"kind": "Pod", "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
+        self._store.create(
+            *(EVENTS, meta["namespace"]),
+            {
+                "metadata": {"generateName": f"{meta['name']}."},
+                "involvedObject": about,
+                "type": "Warning",
+                "reason": reason,
+                "message": message,
+                "count": 1,
+                "firstTimestamp": now(),
+                "lastTimestamp": now(),
+            },
+        )
+
+    def write(self, pod, **status):
+        meta = pod["metadata"]
+        self._store.change(
+            *(PODS, meta["namespace"], meta["name"]), lambda it: it["status"].update(status), "status"
+        )
+
+    def is_there(self, image):
+        return image not in self.missing_images
+
+    # ---- what containers are given
+
+    def folders(self, pod):
+        """Where each of the pod's volumes is here."""
+        meta, found = pod["metadata"], {}
+        for volume in pod["spec"].get("volumes", []):
+            name = volume["name"]
+            if "emptyDir" in volume:
+                found[name] = self._folder / f"{meta['uid']}-{name}"
+                found[name].mkdir(exist_ok=True)
+                continue
+            if "nfs" in volume:
+                source = f"{volume['nfs']['server']}:{volume['nfs']['path']}"
+            else:
+                source = volume["persistentVolumeClaim"]["claimName"]
+                if self._store.find(CLAIMS, meta["namespace"], source) is None:
+                    raise Waiting("ContainerCreating", f'persistentvolumeclaim "{source}" not found')
+            if source not in self._exports:
+                raise Waiting(
+                    "ContainerCreating", f"MountVolume.SetUp failed: mount.nfs: {source}: no such export"
+                )
+            found[name] = Path(self._exports[source])
+        return found
+
+    def environment(self, pod, container):
+        """Its variables, with references filled in."""
+        meta, made = pod["metadata"], {}
+        for entry in container.get("env", []):
+            given = entry.get("valueFrom")
+            if given is None:
+                made[entry["name"]] = expanded(entry.get("value", ""), made)
+            elif "secretKeyRef" in given:
+                name, key = given["secretKeyRef"]["name"], given["secretKeyRef"]["key"]
+                secret = self._store.find(SECRETS, meta["namespace"], name)
+                if secret is None:
+                    raise Waiting("CreateContainerConfigError", f'secret "{name}" not found')
+                made[entry["name"]] = base64.b64decode(secret["data"][key]).decode()
+            else:
+                path = given["fieldRef"]["fieldPath"].split(".")
+                known = pod | {"status": pod["status"] | {"podIP": "127.0.0.1", "hostIP": "127.0.0.1"}}
+                made[entry["name"]] = str(known[path[0]].get(path[1], ""))
+        return made
+
+    def pull_secrets(self, pod):
+        for each in pod["spec"].get("imagePullSecrets", []):
+            secret = self._store.find(SECRETS, pod["metadata"]["namespace"], each["name"])
+            if secret is None or secret["type"] != "kubernetes.io/dockerconfigjson":
+                raise Waiting("ErrImagePull", f'cannot use the pull secret "{each["name"]}"')
+
+    def pass_barrier(self, pod, folders):
+        """What the barrier of FrameworkController does: wait until all tasks have an address, and write them down."""
+        annotations, namespace = pod["metadata"]["annotations"], pod["metadata"]["namespace"]
+        while True:
+            with self._store.changed:
+                framework = self._store.find(FRAMEWORKS, namespace, annotations["FC_FRAMEWORK_NAME"])
+                if framework is None or self._is_closed:
+                    return 1
+                ips = {
+                    role["name"]: [task["attemptStatus"]["podIP"] for task in role["taskStatuses"]]
+                    for role in framework["status"]["attemptStatus"]["taskRoleStatuses"]
+                }
+                if all(ip for each in ips.values() for ip in each):
+                    break
+                self._store.changed.wait(5)
+        lines = []
+        for name, each in ips.items():
+            role = name.upper()
+            lines += [
+                f"export FB_{role}_IPS={','.join(each)}",
+                f"export FB_{role}_ADDRESSES={','.join(f'{ip}:${{FB_{role}_PORT}}' for ip in each)}",
+            ]
+        (folders["/mnt/frameworkbarrier"] / "injector.sh").write_text("\n".join(lines) + "\n")
+        return 0
+
+    @property
+    def folder(self):
+        return self._folder
+
+
+class _Pod:
+    """A pod that runs here.
+
+    Raises:
+        Waiting: it cannot start yet.
+    """
+
+    def __init__(self, node, pod):
+        self._node, self._pod = node, pod
+        self.processes: list[subprocess.Popen] = []
+        self.is_stopping = self.is_over = self._is_killed = False
+        self.killed_for, self.evicted_for = "Error", ""
+        self._grace: threading.Timer | None = None
+        folders = node.folders(pod)
+        containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+        self._plans = []
+        for each in containers:
+            if not node.is_there(each["image"]):
+                text = f'Back-off pulling image "{each["image"]}": not found'
+                raise Waiting("ImagePullBackOff", text)
+            if not each.get("command") and not each.get("args") and not each["image"].startswith(BARRIER):
+                raise Waiting("CreateContainerError", "Error: no command specified")
+            mounts = {
+                mount["mountPath"]: folders[mount["name"]] / mount.get("subPath", "")
+                for mount in each.get("volumeMounts", [])
+            }
+            self._plans.append((each, mounts, node.environment(pod, each)))
+        node.pull_secrets(pod)
+        meta = pod["metadata"]
+        self._log = node.folder / f"{meta['namespace']}-{meta['name']}.log"
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def stop(self, grace_s):
+        """SIGTERM to the first process of each container; SIGKILL to all some time later."""
+        self.is_stopping = True
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        self._grace = threading.Timer(grace_s, self.kill)
+        self._grace.daemon = True
+        self._grace.start()
+
+    def kill(self):
+        self._is_killed = True
+        for process in self.processes:
+            if process.poll() is not None:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for each in [*psutil.Process(process.pid).children(recursive=True)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.kill()
+            process.kill()
+
+    def _run(self):
+        try:
+            self._run_all()
+        except Refused:
+            self.kill()  # the pod is not there any more
+        finally:
+            if self._grace is not None:
+                self._grace.cancel()
+            self.is_over = True
+            self._node.look_again()
+
+    def _run_all(self):
+        here = {
+            "podIP": "127.0.0.1",
+            "podIPs": [{"ip": "127.0.0.1"}],
+            "hostIP": "127.0.0.1",
+            "startTime": now(),
+        }
+        init = self._pod["spec"].get("initContainers", [])
+        if init:
+            self._node.write(self._pod, **here)
+        for plan in self._plans[: len(init)]:
+            code = self._run_init(plan)
+            if code:
+                self._node.write(self._pod, phase="Failed", reason="InitContainerFailed", message=str(code))
+                return
+        plans = self._plans[len(init) :]
+        started_at = now()
+        for plan in plans:
+            self._start(plan)
+        if self.is_stopping:
+            self.stop(0)
+        running = [
+            container_status(self._pod, plan[0], True, {"running": {"startedAt": started_at}})
+            for plan in plans
+        ]
+        self._node.write(self._pod, phase="Running", containerStatuses=running, **here)
+        codes = [process.wait() for process in self.processes[-len(plans) :]]
+        ended = [
+            container_status(self._pod, plan[0], False, {"terminated": self._end(plan[0], code, started_at)})
+            for plan, code in zip(plans, codes, strict=True)
+        ]
+        phase = "Failed" if any(codes) else "Succeeded"
+        if self.evicted_for:
+            self._node.write(
+                *(self._pod,),
+                phase="Failed",
+                reason="Evicted",
+                message=self.evicted_for,
+                containerStatuses=[],
+            )
+        else:
+            self._node.write(self._pod, phase=phase, containerStatuses=ended)
+
+    def _run_init(self, plan):
+        container, mounts, _ = plan
+        if container["image"].startswith(BARRIER):
+            return self._node.pass_barrier(self._pod, mounts)
+        return self._start(plan).wait()
+
+    def _start(self, plan):
+        container, mounts, variables = plan
+        command = [*container.get("command", []), *container.get("args", [])]
+        command = [seen_here(expanded(word, variables), mounts) for word in command]
+        with open(self._log, "ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self._node.folder,
+                env=without_settings(os.environ)
+                | {name: seen_here(value, mounts) for name, value in variables.items()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        if self._is_killed:
+            self.kill()
+        return process
+
+    def _end(self, container, code, started_at):
+        told = {
+            "exitCode": 128 - code if code < 0 else code,
+            "reason": "Completed" if code == 0 else self.killed_for,
+            "startedAt": started_at,
+            "finishedAt": now(),
+        }
+        if code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            told["message"] = self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace")
+        return told
+
+
+def container_status(pod, container, is_ready, state):
+    return {
+        "name": container["name"],
+        "state": state,
+        "lastState": {},
+        "ready": is_ready,
+        "restartCount": 0,
+        "image": container["image"],
+        "imageID": "",
+        "containerID": f"fake://{pod['metadata']['uid']}",
+    }
+
+
+def expanded(text, variables):
+    """`$(NAME)` filled in where there is such a variable; `$$` stands for one dollar. Source: Kubernetes, Container.args."""
+    return re.sub(
+        r"\$\$|\$\(([A-Za-z0-9_.-]+)\)",
+        lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]),
+        text,
+    )
+
+
+def seen_here(text, mounts):
+    """A text in which paths below a volume's are those of the volume's folder."""
+    for path in sorted(mounts, key=len, reverse=True):
+        text = re.sub(
+            rf"(?<![\w/.-]){re.escape(path)}(?![\w.-])", lambda _, path=path: str(mounts[path]), text
+        )
+    return text

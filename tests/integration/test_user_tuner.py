@@ -1,0 +1,110 @@
+"""A whole experiment with a tuner and an assessor of the user's own: one mistake in them, and on it goes when that is mended."""
+
+import json
+
+import pytest
+
+from nni_manager.store.store import StoreReader
+
+pytestmark = pytest.mark.timeout(170)
+
+TRAIN = """
+import nni_sdk
+n = nni_sdk.get_next_parameter()["n"]
+nni_sdk.report_intermediate_result({"acc": n})
+nni_sdk.report_final_result({"default": n, "extra": "kept"})
+"""
+MINE = """
+from nni.assessor import Assessor, AssessResult
+from nni.tuner import Tuner
+import nni
+
+class Mine(Tuner):
+    def __init__(self, optimize_mode, most):
+        self.most, self.results = most, []
+    def update_search_space(self, search_space):
+        assert search_space["n"]["_type"] == "randint"
+    def generate_parameters(self, parameter_id, **kwargs):
+        if parameter_id >= self.most:
+            raise nni.NoMoreTrialError
+        print("results so far", self.results, flush=True)
+        return {"n": self.check(parameter_id)}
+    def check(self, n):
+        return MISTAKE
+    def receive_trial_result(self, parameter_id, parameters, value, **kwargs):
+        assert len(kwargs["trial_job_id"]) == 5
+        self.results.append([parameter_id, parameters["n"], value["extra"]])
+
+class Judge(Assessor):
+    def assess_trial(self, trial_job_id, trial_history):
+        print("seen", trial_history, flush=True)
+        return AssessResult.Good
+"""
+
+
+def test_an_experiment_goes_on_with_a_tuner_that_was_mended_until_that_has_no_more(a_real_experiment):
+    experiment = a_real_experiment(
+        TRAIN,
+        space={"n": {"_type": "randint", "_value": [0, 9]}},
+        trialConcurrency=1,
+        maxTrialNum=9,
+        tuner={
+            "codeDir": ".",
+            "className": "mine.Mine",
+            "classArgs": {"optimize_mode": "minimize", "most": 4},
+        },
+        assessor={"codeDir": ".", "classFileName": "mine.py", "className": "Judge"},
+        files={"mine.py": MINE.replace("MISTAKE", "n if n < 2 else {}['no such key']")},
+    )
+    experiment.start()
+    error = "".join(experiment.wait_for_status("ERROR")["errors"])
+    assert "the tuner mine.Mine failed, and no more trials are begun" in error
+    assert "KeyError: 'no such key'" in error
+    assert "user_worker" not in error.split("Traceback")[0]
+    experiment.kill_manager()
+
+    (experiment.code / "mine.py").write_text(MINE.replace("MISTAKE", "n"))
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    experiment.close()
+    with StoreReader(experiment.folder.database) as reader:
+        trials = reader.trials()
+    assert [(trial.parameters["n"], trial.state.value) for trial in trials] == [
+        (n, "SUCCEEDED") for n in range(4)
+    ]
+    heard = (experiment.folder.log / "tuner.log").read_text().splitlines()
+    assert heard[-1] == "results so far [[0, 0, 'kept'], [1, 1, 'kept'], [2, 2, 'kept']]"
+    assert (experiment.folder.log / "assessor.log").read_text().splitlines()[-1] == "seen [{'acc': 3}]"
+
+
+GOES_ON = """
+import json, os, nni_sdk
+given = nni_sdk.get_next_parameter()
+try:
+    epochs = json.load(open(given["load_checkpoint_dir"] + "/model.json"))
+except FileNotFoundError:
+    epochs = []
+os.makedirs(given["save_checkpoint_dir"])
+json.dump([*epochs, given["x"]], open(given["save_checkpoint_dir"] + "/model.json", "w"))
+nni_sdk.report_final_result({"default": given["x"], "epochs": [*epochs, given["x"]]})
+"""
+
+
+def test_trials_of_a_population_go_on_from_one_anothers_checkpoints(a_real_experiment):
+    args = {"population_size": 2, "fraction": 0.5, "optimize_mode": "maximize", "seed": 3}
+    experiment = a_real_experiment(
+        GOES_ON,
+        trialConcurrency=2,
+        maxTrialNum=6,
+        tuner={"builtinTunerName": "PBTTuner", "classArgs": args},
+    )
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    experiment.close()
+    with StoreReader(experiment.folder.database) as reader:
+        trials = reader.trials()
+    epochs = [json.loads(trial.final)["epochs"] for trial in trials]
+    generations = [{tuple(each) for each in epochs if len(each) == length} for length in (1, 2, 3)]
+    assert [len(each) for each in generations] == [2, 2, 2]
+    best = max(generations[0])
+    assert {each[:1] for each in generations[1]} == {best}, "both go on from the better one"

@@ -1,0 +1,411 @@
+"""nnictl experiment save and load: an experiment in one file, and what a stranger's file cannot do."""
+
+import io
+import json
+import pickle
+import shutil
+import sqlite3
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from nni_manager.cli import archive, main
+from nni_manager.config.model import ExperimentConfig, TunerConfig
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.search_space import parse_search_space
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.tokens import api_token_of
+from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.store import ExperimentRow, Store, StoreReader, TrialRow
+from nni_manager.tuner.base import PastTrial
+from nni_manager.tuner.foreign_memo import without_programs
+from nni_manager.tuner.registry import make_tuner
+
+CONFIG = """\
+experimentName: digits
+authorName: ada
+trialConcurrency: 2
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+tuner: {builtinTunerName: Random, classArgs: {seed: 1}}
+trial: {command: python3 train.py, codeDir: .}
+"""
+SECRET = b"the secret of keepers"
+
+
+@pytest.fixture
+def move(monkeypatch, tmp_path):
+    """From one machine to another: another home, with nothing in it."""
+
+    def to(name):
+        monkeypatch.setenv("HOME", str(tmp_path / name))
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name / "state"))
+        (tmp_path / name).mkdir(exist_ok=True)
+        return tmp_path / name
+
+    return to
+
+
+@pytest.fixture
+def here(move):
+    return move("here")
+
+
+@pytest.fixture
+def saved(here, capsys):
+    """Makes an experiment of one trial and saves it; the archive."""
+
+    def make(*options, memo=None, state=ExperimentState.DONE, **changes):
+        code = here / "code"
+        code.mkdir()
+        (code / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+        (code / "train.py").write_text("print(1)\n")
+        (code / "config.yml").write_text(CONFIG)
+        config = read_experiment_file(code / "config.yml")
+        fields = json.loads(config.to_json()) | changes
+        folder = ExperimentFolder(config.log_dir / "abc11111")
+        folder.make()
+        store = Store.create(
+            folder.database, folder.collected_logs, "abc11111", json.dumps(fields), SECRET, 1.0
+        )
+        trial = Trial("aB3dE", 0, {"lr": 0.5}, memo or {"/lr": 0.5}, 1.0, "aB3dE", TrialState.SUCCEEDED, 0)
+        trial.final, trial.value = "0.25", 0.25
+        store.commit([TrialRow.of(trial), ExperimentRow(state, "", 9.0, 10.0, True)], 1.0)
+        store.close()
+        Registry.of_user().add(folder)
+        output = folder.workspace.trials / "aB3dE/attempts/0/main-0/output"
+        output.mkdir(parents=True)
+        (output / "stdout").write_text("hello\n")
+        (output / "latest").symlink_to("/etc/passwd")
+        (output / "folder").symlink_to("/etc")
+        (folder.workspace.root / "checkpoints/0").mkdir(parents=True)
+        (folder.workspace.root / "checkpoints/0/model").write_text("weights")
+        (output.parent / "code").mkdir()
+        (output.parent / "code/copy.py").write_text("of the code\n")
+        (folder.path / "tls.pem").write_text("a key")
+        folder.manager_log.write_text("decided\n")
+        assert main.run(["experiment", "save", "abc", "--path", str(here / "x.tar.gz"), *options]) == 0
+        return here / "x.tar.gz"
+
+    return make
+
+
+def names_in(path):
+    with tarfile.open(path) as packed:
+        return packed.getnames()
+
+
+def test_a_saved_experiment_is_the_same_on_another_machine(saved, move, capsys):
+    path = saved("--saveCodeDir")
+    err = capsys.readouterr().err
+    assert err == f"WARNING: 2 links, pipes or unreadable files that trials left behind are not in {path}\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    there = move("there")
+    assert main.run(["experiment", "load", "-p", str(path), "-s", str(there / "space.json")]) == 0
+    out = capsys.readouterr().out
+    folder = ExperimentFolder(there / "nni-experiments/abc11111")
+    assert out.startswith(f"INFO: Loaded experiment abc11111 (DONE) into {folder.path}\n")
+    assert f"runs `python3 train.py` in {folder.path}/saved-code\n" in out
+    assert (folder.path / "saved-code/train.py").read_text() == "print(1)\n"
+    assert json.loads((there / "space.json").read_text()) == {"lr": {"_type": "uniform", "_value": [0, 1]}}
+    assert folder.manager_log.read_text() == "decided\n"
+    assert (folder.workspace.root / "checkpoints/0/model").read_text() == "weights"
+    assert main.run(["log", "trial", "abc", "-T", "aB3dE"]) == 0
+    assert main.run(["experiment", "export", "abc"]) == 0
+    assert capsys.readouterr().out == (
+        'hello\n[\n{"trialJobId": "aB3dE", "parameter": {"lr": 0.5}, "value": 0.25}\n]\n'
+    )
+    with StoreReader(folder.database) as reader:
+        stored, (trial,) = reader.experiment(), reader.trials()
+    config = ExperimentConfig.from_json(stored.config)
+    assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
+    assert (stored.state, stored.active_s, dict(trial.memo)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
+    # Whoever has the archive, or the machine it comes from, gets in nowhere.
+    assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_secret_and_no_copy_of_the_code_is_in_an_archive(saved):
+    path = saved()
+    assert [name for name in names_in(path) if "code" in name or "tls" in name] == []
+    with tarfile.open(path) as packed:
+        database = packed.extractfile("experiment.sqlite").read()
+    assert SECRET not in database
+
+
+def test_a_login_is_not_saved_and_is_asked_for_where_the_experiment_is_loaded(
+    saved, move, capsys, monkeypatch
+):
+    pai = {"host": "http://pai.example", "user": "ada", "token": "a-token", "password": None, "mount": "/mnt"}
+    pai |= {"storage": "/none", "image": "i", "storage_name": "s", "virtual_cluster": None}
+    pai |= {"gpu": 0, "cpu": 1, "memory_mb": 100, "job_file": None, "job_text": None}
+    path = saved("-s", training_service="pai", pai=pai)
+    with tarfile.open(path) as packed:
+        assert b"a-token" not in packed.extractfile("experiment.sqlite").read()
+    there = move("there")
+    load = ["experiment", "load", "-p", str(path)]
+    assert main.run(load) == 1
+    assert "there is no folder /none; name with --storage where " in capsys.readouterr().err
+    (there / "storage").mkdir()
+    load += ["--storage", str(there / "storage")]
+    assert main.run(load) == 1
+    assert "archives hold no login; set OPENPAI_TOKEN, or OPENPAI_PASSWORD, " in capsys.readouterr().err
+    monkeypatch.setenv("OPENPAI_TOKEN", "another")
+    assert main.run(load) == 0
+    folder = ExperimentFolder(there / "nni-experiments/abc11111")
+    with StoreReader(folder.database) as reader:
+        loaded = ExperimentConfig.from_json(reader.experiment().config).pai
+    assert (loaded.token, loaded.storage) == ("another", there / "storage")
+    stdout = there / "storage/abc11111/trials/aB3dE/attempts/0/main-0/output/stdout"
+    assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
+
+
+def test_code_that_was_not_saved_has_to_be_there(saved, move, capsys, here):
+    path = saved()
+    (here / "code").rename(here / "moved")
+    there = move("there")
+    assert main.run(["experiment", "load", "-p", str(path)]) == 1
+    assert "it holds no code, and there is no folder " in capsys.readouterr().err
+    assert list((there / "nni-experiments").iterdir()) == []
+    assert main.run(["experiment", "load", "-p", str(path), "-c", str(here / "moved")]) == 0
+
+
+def test_an_experiment_that_is_here_is_not_loaded_over(saved, capsys):
+    path = saved()
+    capsys.readouterr()
+    assert main.run(["experiment", "load", "-p", str(path)]) == 1
+    assert capsys.readouterr().err == (
+        f"ERROR: cannot load {path}: experiment abc11111 is here already; `nnictl experiment delete abc11111` first\n"
+    )
+
+
+def test_what_may_run_is_not_saved(saved, capsys, here):
+    with pytest.raises(AssertionError):
+        saved(state=ExperimentState.RUNNING)
+    assert "cannot save experiment abc11111: its manager died while it was RUNNING" in capsys.readouterr().err
+    assert sorted(path.name for path in here.iterdir()) == ["code", "nni-experiments", "state"]
+
+
+def test_a_tuner_of_ones_own_is_looked_for_beside_the_code_or_where_it_was(saved, move, capsys, here):
+    tuner = {"name": "mine", "optimize_mode": "maximize", "seed": None, "class_args": {}}
+    for number, folder in enumerate((here / "code", here / "elsewhere")):
+        own = {"class_name": "demo.Demo", "code_dir": str(folder), "validator": None, "call_timeout_s": 9.0}
+        path = saved("-s", tuner=tuner | {"own": own})
+        there = move(f"there{number}")
+        capsys.readouterr()
+        assert main.run(["experiment", "load", "-p", str(path)]) == 0
+        out, err = capsys.readouterr()
+        code = there / "nni-experiments/abc11111/saved-code"
+        expected = here / "elsewhere" if number else code
+        assert out.endswith(f"runs `python3 train.py` in {code} and demo.Demo of {expected}\n")
+        assert (
+            f"WARNING: there is no folder {expected} here: put the code of demo.Demo there" in err
+        ) == bool(number)
+        move("here")
+        path.unlink()
+        shutil.rmtree(here / "nni-experiments")
+        shutil.rmtree(here / "code")
+
+
+# ---- archives of strangers
+
+
+def repacked(path, change=None, add=()):
+    """The archive with its database changed (a function of a connection) and members added."""
+    new = path.with_name("y.tar.gz")
+    with tarfile.open(path) as old, tarfile.open(new, "w:gz") as packed:
+        for member in old:
+            content = old.extractfile(member).read() if member.isreg() else b""
+            if change is not None and member.name == "experiment.sqlite":
+                database = path.with_name("changed.sqlite")
+                database.write_bytes(content)
+                connection = sqlite3.connect(database)
+                change(connection)
+                connection.commit()
+                connection.close()
+                content = database.read_bytes()
+                member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+        for member in add:
+            packed.addfile(member, io.BytesIO(b"x" * member.size))
+    return new
+
+
+def a_member(name, kind=tarfile.REGTYPE, target="", size=0):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.size = kind, target, size
+    return member
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        a_member("../evil", size=1),
+        a_member("/tmp/evil", size=1),
+        a_member("trials/../../evil", size=1),
+        a_member("trials/./evil", size=1),
+        a_member("owner.lock", size=1),
+        a_member("tls.pem", size=1),
+        a_member("jobs/x.json", size=1),
+        a_member("log", tarfile.SYMTYPE, "/etc"),
+        a_member("trials/aB3dE/link", tarfile.SYMTYPE, "/etc/passwd"),
+        a_member("trials/hard", tarfile.LNKTYPE, "experiment.sqlite"),
+        a_member("trials/pipe", tarfile.FIFOTYPE),
+        a_member("trials/device", tarfile.CHRTYPE),
+        a_member("manifest.json/x", size=1),
+    ],
+    ids=lambda member: f"{member.name} {member.linkname}",
+)
+def test_what_is_not_of_an_experiment_is_refused_and_nothing_is_left(saved, move, capsys, member, tmp_path):
+    path = repacked(saved("-s"), add=[member])
+    there = move("there")
+    assert main.run(["experiment", "load", "-p", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert (
+        f"ERROR: cannot load {path}: it is no archive that `nnictl experiment save` made, or not whole" in err
+    )
+    assert list((there / "nni-experiments").iterdir()) == []
+    assert list(tmp_path.rglob("evil")) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE trial SET trial_id = '../../evil'",
+        "UPDATE trial SET job_id = 'a/b'",
+        "UPDATE trial SET state = 'RUNNING'",
+        "UPDATE trial SET parameters = 'no JSON'",
+        "UPDATE trial SET memo = '[]'",
+        "UPDATE trial SET memo = '{\"noted on the trial\": 5}'",
+        "UPDATE experiment SET state = 'RUNNING'",
+        "UPDATE experiment SET state = 'HAPPY'",
+        "UPDATE experiment SET config = '{}'",
+        "UPDATE experiment SET experiment_id = 'another1'",
+        "INSERT INTO stream VALUES ('aB3dE', 0, '..', 'stdout', 0, 0)",
+        "INSERT INTO stream VALUES ('aB3dE', 0, 'main', '../x', 0, 0)",
+        "INSERT INTO job VALUES ('aB3dE', 1.0, NULL, 1)",
+        "DELETE FROM experiment",
+        "DROP TABLE metric",
+        "PRAGMA user_version = 999",
+    ],
+)
+def test_a_database_that_no_manager_wrote_is_refused_and_nothing_is_left(saved, move, capsys, statement):
+    path = repacked(saved("-s"), lambda connection: connection.execute(statement))
+    there = move("there")
+    assert main.run(["experiment", "load", "-p", str(path)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("ERROR: cannot ")
+    assert (list((there / "nni-experiments").iterdir()), Registry.of_user().all()) == ([], [])
+
+
+def test_what_else_is_in_a_foreign_database_stays_there(saved, move):
+    def change(connection):
+        connection.execute("CREATE TRIGGER evil AFTER INSERT ON trial BEGIN DELETE FROM metric; END")
+        connection.execute("CREATE TABLE more (x)")
+
+    path = repacked(saved("-s"), change)
+    there = move("there")
+    assert main.run(["experiment", "load", "-p", str(path)]) == 0
+    connection = sqlite3.connect(there / "nni-experiments/abc11111/db/experiment.sqlite")
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    connection.close()
+    assert names.isdisjoint({"evil", "more"})
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00 cut"])
+def test_a_file_that_is_no_archive_is_said_to_be_none(here, capsys, content):
+    (here / "x.tar.gz").write_bytes(content)
+    assert main.run(["experiment", "load", "-p", str(here / "x.tar.gz")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"ERROR: cannot load {here}/x.tar.gz: it is no archive that ")
+    assert (err.count("\n"), list((here / "nni-experiments").iterdir())) == (1, [])
+
+
+def test_a_whole_archive_cut_anywhere_is_refused(saved, move, capsys):
+    path = saved("-s")
+    whole = path.read_bytes()
+    move("there")
+    for part in range(1, 8):
+        path.write_bytes(whole[: len(whole) * part // 8])
+        with pytest.raises(archive.ArchiveUnusable):
+            archive.load(path, archive.Places(path.parent / "logs"))
+    assert list((path.parent / "logs").iterdir()) == []
+
+
+class Evil:
+    """What runs when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def a_cma_es():
+    space = {"x": {"_type": "uniform", "_value": [0, 1]}, "y": {"_type": "uniform", "_value": [0, 1]}}
+    config = object.__new__(ExperimentConfig)
+    args = {"seed": 3, "popsize": 4, "optimize_mode": "minimize"}
+    object.__setattr__(config, "tuner", TunerConfig("CmaEs", "minimize", 3, args))
+    object.__setattr__(config, "search_space", parse_search_space(space))
+    return make_tuner(config)
+
+
+def played(tuner, keys):
+    past = []
+    for key in keys:
+        suggestion = tuner.ask(key)
+        value = sum((each - 0.3) ** 2 for each in suggestion.parameters.values())
+        tuner.tell(key, value)
+        past.append(PastTrial(key, suggestion.parameters, suggestion.memo, value, True))
+    return past
+
+
+def test_a_pickle_in_a_tuners_note_is_not_read_and_the_tuner_goes_on_without(tmp_path):
+    pytest.importorskip("cmaes")
+    past = played(a_cma_es(), range(12))
+
+    def with_pickle(memo, hexadecimal):
+        noted = json.loads(memo.get("noted on the trial", "{}"))
+        if any(name.startswith("cma:optimizer") for name in noted):
+            noted = {name: each for name, each in noted.items() if not name.startswith("cma:optimizer")}
+            noted["cma:optimizer:0"] = hexadecimal
+        return dict(memo) | {"noted on the trial": json.dumps(noted)}
+
+    evil = pickle.dumps(Evil(tmp_path / "ran")).hex()
+    foreign = [
+        PastTrial(each.key, each.parameters, with_pickle(each.memo, evil), each.value, True) for each in past
+    ]
+    assert any(evil in str(each.memo) for each in foreign)
+    safe = [
+        PastTrial(
+            each.key, each.parameters, json.loads(without_programs(json.dumps(each.memo))), each.value, True
+        )
+        for each in foreign
+    ]
+    tuner = a_cma_es()
+    tuner.restore(safe)
+    again = played(tuner, range(12, 40))
+    assert not (tmp_path / "ran").exists()
+    # It has learnt: the last generations are nearer than the first.
+    assert sum(each.value for each in again[-8:]) < sum(each.value for each in past[:8])
+
+
+def test_a_pickle_is_left_behind_where_an_experiment_is_loaded(saved, move):
+    path = saved(
+        "-s", memo={"/lr": 0.5, "noted on the trial": '{"cma:optimizer:0": "8004", "cma:generation": 2}'}
+    )
+    there = move("there")
+    assert main.run(["experiment", "load", "-p", str(path)]) == 0
+    with StoreReader(there / "nni-experiments/abc11111/db/experiment.sqlite") as reader:
+        assert reader.trials()[0].memo == {"/lr": 0.5, "noted on the trial": '{"cma:generation": 2}'}
+
+
+def test_notes_that_are_no_programs_are_kept():
+    memo = {
+        "/x": 0.5,
+        "noted on the trial": '{"generation": 3, "parents": [1, 2]}',
+        "noted on the study": "{}",
+    }
+    assert json.loads(without_programs(json.dumps(memo))) == memo

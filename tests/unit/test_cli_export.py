@@ -1,0 +1,80 @@
+"""nnictl experiment export: the records, and the two forms they are written in."""
+
+import csv
+import io
+import json
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nni_manager.cli.export import to_csv, to_json
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+
+
+def a_record(trial_id="aB3dE", value=0.5, **parameters):
+    return {"trialJobId": trial_id, "parameter": parameters, "value": value}
+
+
+def table(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_json_has_a_record_on_each_line_and_no_nan():
+    records = [a_record(value=math.nan, lr=0.1), a_record("x", {"default": 1, "loss": math.inf})]
+    text = to_json(records)
+    assert len(text.splitlines()) == 4
+    assert json.loads(text, parse_constant=lambda word: word) == [
+        a_record(value=None, lr=0.1),
+        a_record("x", {"default": 1, "loss": None}),
+    ]
+    assert to_json([]) == "[]\n"
+
+
+def test_csv_has_a_column_for_each_parameter_nested_ones_too():
+    text = to_csv(
+        [a_record(lr=0.1, net={"_name": "conv", "size": 3}), a_record("x", 1, net={"_name": "none"})]
+    )
+    assert text == (
+        "trialJobId,lr,net/_name,net/size,value\r\n"
+        "aB3dE,0.1,conv,3,0.5\r\n"
+        "x,,none,,1\r\n"
+    )  # fmt: skip
+
+
+def test_csv_of_results_that_are_dicts_has_the_default_as_the_value():
+    rows = table(to_csv([a_record(value={"default": 0.9, "loss": 1}), a_record("x", 0.5)]))
+    assert [(row["value"], row["value/loss"]) for row in rows] == [("0.9", "1"), ("0.5", "")]
+
+
+def test_a_parameter_that_is_called_as_a_column_of_ours_keeps_its_own():
+    (row,) = table(to_csv([a_record(value=2, trialJobId="t", intermediate=[1])]))
+    assert row == {
+        "trialJobId": "aB3dE",
+        "parameter/trialJobId": "t",
+        "parameter/intermediate": "[1]",
+        "value": "2",
+    }
+    (row,) = table(to_csv([{"trialJobId": "a", "parameter": {"value": 1}, "value": 2}]))
+    assert row == {"trialJobId": "a", "parameter/value": "1", "value": "2"}
+
+
+def test_intermediate_results_are_a_list_in_one_cell():
+    (row,) = table(to_csv([a_record() | {"intermediate": [0.1, math.nan, {"default": 1}]}]))
+    assert row["intermediate"] == '[0.1, NaN, {"default": 1}]'
+
+
+@settings(max_examples=50)
+@given(st.lists(st.dictionaries(st.text(min_size=1), SCALARS, max_size=4), max_size=5))
+def test_every_parameter_is_found_again_in_its_column(spaces):
+    records = [
+        a_record(f"t{n}", n, **{f"p{name}": each for name, each in space.items()})
+        for n, space in enumerate(spaces)
+    ]
+    rows = list(csv.reader(io.StringIO(to_csv(records), newline="")))
+    assert len(rows) == len(records) + 1
+    for record, row in zip(records, rows[1:], strict=True):
+        found = dict(zip(rows[0], row, strict=True))
+        for name, value in record["parameter"].items():
+            assert found[name] == (value if isinstance(value, str) else json.dumps(value))

@@ -1,0 +1,146 @@
+"""What nnictl says, word by word: help of every command, and outputs about one stored experiment.
+
+`make golden` writes the files anew; look at the difference before you commit it.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from nni_manager.cli import main
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.receiving import Receiver
+from nni_manager.domain.trial import NO_FINAL_RESULT, Trial, TrialState
+from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.store import ExperimentRow, Store, TrialRow
+from nni_sdk.frame import encode
+from trial_keeper import __version__
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.reasons import ExitReason
+
+GOLDEN = Path(__file__).parents[1] / "golden/nnictl"
+WRITES = os.environ.get("GOLDEN") == "write"
+CONFIG = """\
+experimentName: digits
+authorName: ada
+trialConcurrency: 2
+maxTrialNum: 5
+maxExecDuration: 1h
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+logDir: logs
+tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
+trial: {command: "true", codeDir: .}
+"""
+# A moment: 2026-05-04 03:02:01 UTC.
+NOW_S = 1777863721.0
+OUTPUTS = {
+    "banner": "",
+    "experiment-list": "experiment list --all",
+    "experiment-list-json": "experiment list --all --json",
+    "experiment-show": "experiment show abc",
+    "experiment-status": "experiment status abc",
+    "experiment-export": "experiment export abc --intermediate",
+    "experiment-export-csv": "experiment export abc --type csv --intermediate",
+    "trial-ls": "trial ls abc",
+    "trial-ls-json": "trial ls abc --head 1 --json",
+    "trial-show": "trial show abc --trial-id t1",
+    "log-trial-paths": "log trial abc",
+    "stop-what-ended": "stop abc",
+    "top-what-ended": "top abc",
+    "unknown-experiment": "trial ls xyz",
+    "unknown-command": "trial list",
+}
+
+
+def all_commands(group=main.cli, path=()):
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from all_commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+HELPS = {"-".join(("help", *path)): path for path in all_commands()}
+
+
+@pytest.fixture(autouse=True)
+def the_same_everywhere(tmp_path, monkeypatch):
+    """One width, one zone, one home."""
+    for name, value in {"COLUMNS": "100", "TZ": "UTC", "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"),
+                        "XDG_CONFIG_HOME": str(tmp_path / "config")}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def an_experiment(tmp_path):
+    """A stored experiment that is over, with a trial of each kind."""
+    (tmp_path / "search_space.json").write_text(
+        '{"lr": {"_type": "uniform", "_value": [0, 1]}, "size": {"_type": "choice", "_value": [16, 32]}}'
+    )
+    (tmp_path / "config.yml").write_text(CONFIG)
+    config = read_experiment_file(tmp_path / "config.yml")
+    folder = ExperimentFolder(config.log_dir / "abc11111")
+    folder.make()
+    store = Store.create(folder.database, folder.collected_logs, "abc11111", config.to_json(), b"s", NOW_S)
+    Registry.of_user().add(folder)
+    ends = [
+        ("t0aaa", TrialState.SUCCEEDED, ExitReason.SUCCEEDED, 0, 0.5, ""),
+        ("t1bbb", TrialState.SUCCEEDED, ExitReason.SUCCEEDED, 0, 0.9876543, ""),
+        ("t2ccc", TrialState.FAILED, ExitReason.NONZERO_EXIT, 1, None, "Traceback\nKeyError: no module named 'torch'\n"),
+        ("t3ddd", TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER, 143, None, ""),
+        ("t4eee", TrialState.SUCCEEDED, ExitReason.SUCCEEDED, 0, None, NO_FINAL_RESULT),
+    ]  # fmt: skip
+    for number, (name, state, reason, code, value, message) in enumerate(ends):
+        trial = Trial(name, number, {"lr": number / 8, "size": 16}, {}, NOW_S + number, name, state, 0)
+        trial.started_at_s, trial.ended_at_s = NOW_S + number, NOW_S + 10 * number + 1
+        trial.reason, trial.exit_code, trial.message, trial.reporter = reason, code, message, "main-0"
+        trial.final, trial.value = value and str(value), value
+        written = Receiver(AttemptKey(name, 0, "main-0")).take(
+            Stream.METRICS, 0, encode(number, name, "PERIODICAL", 0, 0.25)
+        )
+        store.commit([TrialRow.of(trial), *written], NOW_S + 5)
+    store.commit([ExperimentRow(ExperimentState.DONE, "", 42.0, NOW_S + 60, True)], NOW_S + 60)
+    store.close()
+
+
+def same(name, said, home):
+    said = said.replace(str(home), "HOME").replace(__version__, "VERSION")
+    path = GOLDEN / f"{name}.txt"
+    if WRITES:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(said.encode())
+    assert path.is_file(), f"{path} is missing; run `make golden`, and look at what it wrote"
+    assert said == path.read_bytes().decode(), "if this is as it should be, run `make golden`"
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_help_is_as_it_was_looked_at(capsys, tmp_path, name):
+    assert main.run([*HELPS[name], "--help"]) == 0
+    same(name, capsys.readouterr().out, tmp_path)
+
+
+@pytest.mark.usefixtures("an_experiment")
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_is_as_it_was_looked_at(capsys, tmp_path, name):
+    command = OUTPUTS[name]
+    code = main.run(command.split())
+    out, err = capsys.readouterr()
+    errors = f"---- stderr\n{err}" if err else ""
+    same(name, f"$ nnictl {command}\n{out}{errors}---- exit code {code}\n", tmp_path)
+
+
+def test_there_is_no_file_of_what_is_gone():
+    gone = [path for path in GOLDEN.iterdir() if path.stem not in {*HELPS, *OUTPUTS}]
+    for path in gone if WRITES else ():
+        path.unlink()
+    assert WRITES or not gone

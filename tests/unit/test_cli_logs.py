@@ -1,0 +1,138 @@
+"""nnictl log: which lines of a file are printed, and what comes while it is followed."""
+
+import io
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.cli import log_commands, main
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.store import Store, TrialRow
+from trial_keeper.wire.messages import AttemptKey, Stream
+
+CONFIG = """\
+experimentName: digits
+authorName: ada
+trialConcurrency: 2
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+tuner: {builtinTunerName: Random}
+trial: {command: "true", codeDir: .}
+"""
+
+
+@given(st.lists(st.sampled_from([b"\n", b"a", b"bc\n", b"\r"]), max_size=30).map(b"".join), st.integers(1, 8))
+def test_the_last_lines_are_found_from_the_end(text, count):
+    file = io.BytesIO(text)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(log_commands, "_BLOCK_BYTES", 3)
+        log_commands._seek_last_lines(file, count)
+    lines = io.BytesIO(text).readlines()
+    assert file.readlines() == lines[-count:]
+
+
+@pytest.fixture
+def a_trial(tmp_path, monkeypatch):
+    """A stored experiment with a trial that runs, and what saves the trial."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+    (tmp_path / "config.yml").write_text(CONFIG)
+    folder = ExperimentFolder(tmp_path / "logs" / "abc11111")
+    folder.make()
+    config = read_experiment_file(tmp_path / "config.yml").to_json()
+    store = Store.create(folder.database, folder.collected_logs, "abc11111", config, b"s", 0.0)
+    Registry.of_user().add(folder)
+    trial = Trial("aB3dE", 0, {}, {}, 1.0, "aB3dE", TrialState.RUNNING)
+
+    def save(state):
+        trial.state = state
+        store.commit([TrialRow.of(trial)], 1.0)
+
+    save(TrialState.RUNNING)
+    yield folder, save
+    store.close()
+
+
+def written(folder, text, attempt=0, stream=Stream.STDOUT):
+    path = folder.workspace.attempt(AttemptKey("aB3dE", attempt, "main-0")).stream(stream)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "1\n2\n3\n"),
+        (["--head", "2"], "1\n2\n"),
+        (["-H", "9"], "1\n2\n3\n"),
+        (["--tail", "1"], "3\n"),
+    ],
+)
+def test_a_part_of_a_trials_log_can_be_asked_for(a_trial, capsys, options, says):
+    written(a_trial[0], "1\n2\n3\n")
+    assert main.run(["log", "trial", "abc", "-T", "aB3", *options]) == 0
+    assert capsys.readouterr() == (says, "")
+
+
+@pytest.mark.parametrize("other", ["--tail", "--follow"])
+def test_the_first_lines_and_the_last_ones_are_not_asked_for_together(a_trial, capsys, other):
+    words = [other, "1"] if other == "--tail" else [other]
+    assert main.run(["log", "trial", "abc", "-T", "aB3dE", "--head", "1", *words]) == 1
+    assert capsys.readouterr().err == f"ERROR: cannot use --head and {other} together; leave one out\n"
+
+
+def test_a_log_is_followed_from_before_it_is_there_over_a_new_attempt_to_the_end_of_the_trial(
+    a_trial, capsys, monkeypatch
+):
+    folder, save = a_trial
+    # Each look is one step of the trial's.
+    steps = iter(
+        [
+            lambda: written(folder, "one\n"),
+            lambda: written(folder, "two"),
+            lambda: written(folder, "anew\n", attempt=1),
+            lambda: (written(folder, "the last\n", attempt=1), save(TrialState.SUCCEEDED)),
+        ]
+    )
+    monkeypatch.setattr(log_commands.time, "sleep", lambda _: next(steps)())
+    assert main.run(["log", "trial", "abc", "-T", "aB3dE", "--follow"]) == 0
+    assert capsys.readouterr() == (
+        "one\ntwoanew\nthe last\n",
+        "WARNING: trial aB3dE: attempt 1 (main-0) goes on\n",
+    )
+    assert list(steps) == []
+
+
+def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkeypatch):
+    folder, _ = a_trial
+    folder.manager_stdout.write_text("1\n2\n")
+
+    def more(_):
+        if not folder.manager_stdout.read_text().endswith("3\n"):
+            folder.manager_stdout.write_text("1\n2\n3\n")
+            return
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log_commands.time, "sleep", more)
+    assert main.run(["log", "stdout", "abc", "--tail", "1", "--follow"]) == main.INTERRUPTED
+    assert capsys.readouterr() == ("2\n3\n", "\n")  # the line with ^C ends
+
+
+def test_a_trial_that_ends_without_a_word_is_not_waited_for(a_trial, capsys, monkeypatch):
+    _, save = a_trial
+    looked = threading.Event()
+
+    def end(_):
+        assert not looked.is_set()
+        looked.set()
+        save(TrialState.FAILED)
+
+    monkeypatch.setattr(log_commands.time, "sleep", end)
+    assert main.run(["log", "trial", "abc", "-T", "aB3dE", "--follow"]) == 1
+    assert "has written nothing" in capsys.readouterr().err

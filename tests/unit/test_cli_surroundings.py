@@ -1,0 +1,354 @@
+"""nnictl's commands around experiments: addresses, clusters' storage, algorithms, TensorBoard, a shell's completion."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from nni_manager.cli import banner, main, tensorboard, webui
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.store import ExperimentRow, Store, TrialRow
+from trial_keeper import __version__
+from trial_keeper.wire.messages import AttemptKey
+
+CONFIG = """\
+experimentName: digits
+authorName: ada
+trialConcurrency: 2
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+tuner: {builtinTunerName: Random}
+trial: {command: "true", codeDir: .}
+"""
+PAI = (
+    CONFIG.replace("local", "pai").replace('{command: "true", codeDir: .}', "")
+    + """\
+  command: "true"
+  codeDir: .
+  image: i
+  gpuNum: 0
+  cpuNum: 1
+  memoryMB: 100
+  nniManagerNFSMountPath: STORAGE
+  containerNFSMountPath: /mnt/data
+  paiStorageConfigName: data
+paiConfig: {userName: ada, host: local}
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+    (tmp_path / "config.yml").write_text(CONFIG)
+    (tmp_path / "pai.yml").write_text(PAI.replace("STORAGE", str(tmp_path / "storage")))
+    (tmp_path / "storage").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def nnictl(capsys):
+    def run(*arguments):
+        code = main.run(arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def an_experiment(home):
+    """Makes a stored experiment with two trials; one with a manager has an owner until the test ends."""
+    with contextlib.ExitStack() as stack:
+
+        def make(experiment_id, manager=None, state=ExperimentState.DONE, storage=None):
+            config = read_experiment_file(home / "config.yml").to_json()
+            folder = ExperimentFolder(home / "logs" / experiment_id)
+            folder.make(storage)
+            store = Store.create(folder.database, folder.collected_logs, experiment_id, config, b"s", 0.0)
+            trials = [
+                Trial(name, n, {}, {}, 1.0, name, TrialState.SUCCEEDED)
+                for n, name in enumerate(("aB3dE", "xY9zW"))
+            ]
+            store.commit([*map(TrialRow.of, trials), ExperimentRow(state, "", 1.0, 2.0, True)], 1.0)
+            store.close()
+            Registry.of_user().add(folder)
+            if manager is not None:
+                stack.enter_context(folder.owned())
+                folder.write_process(manager)
+            return folder
+
+        yield make
+
+
+def a_manager(host="127.0.0.1", port=9000, **more):
+    return ManagerProcess(os.getpid(), host, port, __version__, "the-token", **more)
+
+
+# ---- the eight commands
+
+
+def test_nnictl_alone_prints_the_eight_commands_as_nni_does(nnictl):
+    code, out, err = nnictl()
+    assert (code, err) == (0, "")
+    assert out == (
+        "You can use these commands to get more information about the experiment\n"
+        "------------------------------------------------------------------------------------\n"
+        "         commands                       description\n"
+        "1. nnictl experiment show        show the information of experiments\n"
+        "2. nnictl trial ls               list all of trial jobs\n"
+        "3. nnictl top                    monitor the status of running experiments\n"
+        "4. nnictl log stderr             show stderr log content\n"
+        "5. nnictl log stdout             show stdout log content\n"
+        "6. nnictl stop                   stop an experiment\n"
+        "7. nnictl trial kill             kill a trial job by id\n"
+        "8. nnictl --help                 get help information about nnictl\n"
+        "------------------------------------------------------------------------------------\n"
+        "`nnictl COMMAND --help` shows the options of a command and an example\n"
+    )
+
+
+@pytest.mark.parametrize("command", [command for command, _ in banner._COMMANDS])
+def test_each_of_the_eight_commands_is_one(nnictl, command):
+    code, out, _ = nnictl(*command.split()[1:], *([] if "--help" in command else ["--help"]))
+    assert (code, out.startswith("Usage: nnictl")) == (0, True)
+
+
+# ---- webui
+
+
+def test_the_address_of_an_experiment_is_printed_without_its_token(nnictl, an_experiment):
+    folder = an_experiment("abc11111", a_manager())
+    code, out, err = nnictl("webui", "url")
+    assert (code, out) == (0, "http://127.0.0.1:9000\n")
+    assert f"wants the token that only you can read, in {folder.path}/manager-process.json" in err
+    document = json.loads(nnictl("webui", "url", "--json")[1])
+    assert document["urls"] == ["http://127.0.0.1:9000"]
+    assert "the-token" not in out + err + str(document)
+
+
+def test_where_a_manager_listens_everywhere_each_address_of_this_machine_is_named():
+    urls = list(webui.urls_of(a_manager("0.0.0.0", certificate_sha256="AB:CD")))
+    assert "https://127.0.0.1:9000" in urls
+    assert not any("0.0.0.0" in url for url in urls)
+    assert list(webui.urls_of(a_manager("::1"))) == ["http://[::1]:9000"]
+
+
+def test_an_experiment_that_is_not_served_has_no_address(nnictl, an_experiment):
+    an_experiment("abc11111")
+    code, out, err = nnictl("webui", "url", "abc")
+    assert (code, out) == (1, "")
+    assert err.endswith("it does not run; `nnictl view abc11111` serves what is stored of it\n")
+
+
+# ---- platform
+
+
+def left_by_trials(storage, experiment_id):
+    root = storage / experiment_id
+    (root / "trials/aB3dE/attempts").mkdir(parents=True, exist_ok=True)
+    (root / "trials/aB3dE/attempts/link").symlink_to(storage.parent)
+    (root / "code-1234.tar.gz").write_bytes(b"code")
+    (root / "manager.json").write_text("{}")
+    return root
+
+
+def test_what_trials_of_experiments_that_are_over_left_is_cleaned_and_nothing_else(
+    nnictl, an_experiment, home
+):
+    storage = home / "storage"
+    done = an_experiment("done1111", storage=storage)
+    an_experiment("runs1111", a_manager(), storage=storage)
+    an_experiment("died1111", state=ExperimentState.RUNNING, storage=storage)
+    # Of the same name, and on another storage.
+    an_experiment("else1111", storage=home)
+    roots = {
+        name: left_by_trials(storage, name)
+        for name in ("done1111", "runs1111", "died1111", "else1111", "alien111")
+    }
+    (storage / "data").mkdir()
+    (storage / "linked").symlink_to(roots["done1111"])
+    before = sorted(path for path in storage.rglob("*") if "done1111" not in path.parts)
+    code, out, err = nnictl("platform", "clean", "-c", str(home / "pai.yml"), "--yes")
+    assert (code, out) == (0, f"INFO: Removed 2 folders and files from {roots['done1111']}\n")
+    assert [line.split(" stays: ")[0] for line in err.splitlines()] == [
+        f"WARNING: {roots[name]}" for name in ("alien111", "died1111", "else1111", "runs1111")
+    ]
+    assert sorted(path.name for path in roots["done1111"].rglob("*")) == ["manager.json", "trials"]
+    assert sorted(path for path in storage.rglob("*") if "done1111" not in path.parts) == before
+    assert done.database.is_file()
+    assert "There is nothing to clean" in nnictl("platform", "clean", "-c", str(home / "pai.yml"))[1]
+
+
+def test_nothing_is_cleaned_without_a_yes(nnictl, an_experiment, home):
+    an_experiment("done1111", storage=home / "storage")
+    root = left_by_trials(home / "storage", "done1111")
+    code, _, err = nnictl("platform", "clean", "-c", str(home / "pai.yml"))
+    assert (code, "say so with --yes" in err, (root / "code-1234.tar.gz").exists()) == (1, True, True)
+
+
+def test_on_this_machine_there_is_nothing_to_clean(nnictl, home):
+    code, out, _ = nnictl("platform", "clean", "-c", str(home / "config.yml"))
+    assert (code, "`nnictl experiment delete ID` removes one" in out) == (0, True)
+
+
+# ---- algo
+
+
+def test_an_algorithm_of_the_users_own_is_listed_by_its_name_until_it_is_unregistered(nnictl, home):
+    (home / "demo.py").write_text("class Demo: ...\n")
+    (home / "demo.yml").write_text(
+        "algoType: tuner\nbuiltinName: demotuner\nclassName: demo.Demo\ncodeDirectory: .\n"
+    )
+    code, out, err = nnictl("algo", "register", "--meta", str(home / "demo.yml"))
+    assert (code, out, err) == (0, "INFO: Registered tuner demotuner (demo.Demo)\n", "")
+    assert (
+        "tuner     demotuner                registered  demo.Demo" in nnictl("algo", "list")[1].splitlines()
+    )
+    assert json.loads(nnictl("algo", "show", "demotuner")[1]) == {
+        "kind": "tuner",
+        "name": "demotuner",
+        "source": "registered",
+        "className": "demo.Demo",
+        "codeDirectory": str(home),
+    }
+    assert nnictl("algo", "register", "-m", str(home / "demo.yml"))[2].startswith(
+        "ERROR: cannot register tuner "
+    )
+    assert nnictl("algo", "unregister", "demotuner")[1] == "INFO: Unregistered tuner demotuner\n"
+    assert "demotuner" not in nnictl("algo", "list")[1]
+    assert nnictl("algo", "show", "demotuner")[0] == 1
+
+
+def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
+    shown = json.loads(nnictl("algo", "show", "TPE")[1])
+    assert shown["classArgs"]["optimize_mode"]["default"] == "maximize"
+    names = {(row["kind"], row["name"]) for row in json.loads(nnictl("algo", "list", "--json")[1])}
+    assert {("tuner", "TPE"), ("advisor", "Hyperband"), ("assessor", "Medianstop")} <= names
+    assert json.loads(nnictl("algo", "show", "Hyperband")[1])["classArgs"]["eta"]["default"] == 3
+
+
+# ---- tensorboard
+
+# What `python -m tensorboard.main` does as far as nnictl knows of it.
+PROGRAM = """\
+import socket, sys, signal
+print(sys.argv[1:], flush=True)
+server = socket.create_server((sys.argv[sys.argv.index("--host") + 1], int(sys.argv[sys.argv.index("--port") + 1])))
+signal.pause()
+"""
+
+
+@pytest.fixture
+def installed(home, monkeypatch):
+    """Installs a program in TensorBoard's place; whatever still runs of it ends with the test."""
+    folder = home / "packages/tensorboard"
+
+    def install(program):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").touch()
+        (folder / "main.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", f"{folder.parent}:{os.environ.get('PYTHONPATH', '')}")
+        monkeypatch.syspath_prepend(str(folder.parent))
+
+    yield install
+    main.run(["tensorboard", "stop", "abc"])
+
+
+def test_without_tensorboard_it_is_said_how_to_have_it(nnictl, an_experiment, monkeypatch):
+    an_experiment("abc11111")
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    code, _, err = nnictl("tensorboard", "start", "abc")
+    assert (code, err) == (
+        1,
+        f"ERROR: cannot start TensorBoard: it is not installed for {sys.executable}; run `{sys.executable} -m pip install "
+        "tensorboard`\n",
+    )
+
+
+# nnictl ends before what it has started in the background; here both are one process.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_experiment, installed):
+    installed(PROGRAM)
+    folder = an_experiment("abc11111")
+    written = folder.workspace.attempt(AttemptKey("aB3dE", 0, "main")).output / "tensorboard"
+    written.mkdir(parents=True)
+    code, out, err = nnictl("tensorboard", "start", "abc", "-T", "aB3", "--port", "auto")
+    assert (code, err) == (0, "")
+    port = int(out.splitlines()[0].rpartition(":")[2])
+    assert f"'--logdir_spec', 'aB3dE:{written}'" in (folder.log / "tensorboard.log").read_text()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) == 0
+    assert nnictl("tensorboard", "stop", "abc")[1] == "INFO: Ended 1 TensorBoard of experiment abc11111\n"
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+    assert nnictl("tensorboard", "stop", "abc")[1] == "INFO: There is no TensorBoard of experiment abc11111\n"
+
+
+def test_a_trial_that_wrote_nothing_for_tensorboard_is_named(nnictl, an_experiment, installed):
+    installed(PROGRAM)
+    an_experiment("abc11111")
+    code, _, err = nnictl("tensorboard", "start", "abc", "-T", "xY9zW")
+    assert (code, "cannot show trial xY9zW in TensorBoard: it has written nothing to " in err) == (1, True)
+
+
+def test_the_last_words_of_a_tensorboard_that_fails_are_told(nnictl, an_experiment, installed):
+    installed("raise SystemExit('no GPU today')")
+    folder = an_experiment("abc11111")
+    code, _, err = nnictl("tensorboard", "start", "abc", "--port", "auto")
+    assert code == 1
+    assert err.startswith("ERROR: cannot start TensorBoard: it ended with exit code 1: no GPU today; see ")
+    assert list(folder.path.glob("tensorboard-*.json")) != []  # and `stop` finds that it is nobody's
+    assert nnictl("tensorboard", "stop", "abc")[1] == "INFO: There is no TensorBoard of experiment abc11111\n"
+
+
+# ---- completion
+
+
+def completed(words, begun):
+    """What a shell is told, with the program as the shell starts it."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from nni_manager.cli.main import main; sys.argv[0] = 'nnictl'; main()",
+        ],
+        env=os.environ
+        | {
+            "_NNICTL_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(["nnictl", *words, begun]),
+            "COMP_CWORD": str(len(words) + 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_a_shell_completes_commands_and_ids_of_experiments_and_trials(an_experiment):
+    for name in ("abc11111", "abd22222", "xyz33333"):
+        an_experiment(name)
+    assert completed(["experiment"], "sh") == ["show"]
+    assert completed(["resume"], "ab") == ["abc11111", "abd22222"]
+    assert completed(["trial", "show", "xyz", "--trial-id"], "x") == ["xY9zW"]
+    # What is not clear is nothing to complete, and no error either.
+    assert completed(["trial", "show", "ab", "--trial-id"], "x") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_that_asks_nnictl(nnictl, shell):
+    code, out, err = nnictl("completion", shell)
+    assert (code, err) == (0, "")
+    assert f"_NNICTL_COMPLETE={shell}_complete" in out

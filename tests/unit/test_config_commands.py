@@ -1,0 +1,169 @@
+"""nnictl config: the verdict on an experiment file, the schemas, and files in the second schema."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from config_corpus import CORPUS
+
+from nni_manager.cli import main
+from nni_manager.config.convert import convert
+from nni_manager.config.json_schema import json_schema
+from nni_manager.config.reader import read_experiment_file
+
+GOOD = "v1_local_smallest.yml"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A copy of the corpus, in which commands run."""
+    shutil.copytree(CORPUS / "files", tmp_path / "files")
+    monkeypatch.chdir(tmp_path / "files")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def nnictl(capsys):
+    """Runs a command line; gives exit code, stdout and stderr."""
+
+    def run(*arguments):
+        code = main.run(arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_right_file_is_said_to_be_right_with_what_it_means(nnictl):
+    assert nnictl("config", "check", GOOD) == (
+        0,
+        f"INFO: {GOOD} is right, in NNI's first schema\n"
+        "INFO: experiment example_mnist_pytorch on local, tuner TPE, search space of batch_size, lr, momentum\n",
+        "",
+    )
+
+
+def test_a_right_file_as_json(nnictl, here):
+    code, out, _ = nnictl("config", "check", "v2_openpai.yml", "--json")
+    found = json.loads(out)
+    (warning,) = found.pop("warnings")
+    assert code == 0
+    assert warning.startswith("trainingService.dockerImage is not set")
+    assert found == {
+        "file": "v2_openpai.yml",
+        "isRight": True,
+        "mistakes": [],
+        "schema": "v2",
+        "experimentName": "v2_openpai",
+        "platform": "pai",
+        "tuner": "TPE",
+        "assessor": None,
+        "searchSpace": ["batch_size", "lr", "momentum"],
+        "codeDir": str(here),
+    }
+
+
+def test_every_mistake_of_a_wrong_file_is_told_and_the_exit_code_is_one(nnictl):
+    code, out, err = nnictl("config", "check", "v1_local_wrong_space.yml")
+    assert (code, out) == (1, "")
+    assert [line.split(": cannot")[0] for line in err.splitlines()] == [
+        f"ERROR: wrong_space.json:{n}" for n in range(2, 8)
+    ]
+    code, out, err = nnictl("config", "check", "v1_local_wrong_space.yml", "--json")
+    found = json.loads(out)
+    assert (code, err, found["isRight"]) == (1, "", False)
+    assert found["mistakes"][0] == {
+        "file": "wrong_space.json",
+        "line": 2,
+        "column": 33,
+        "key": "lr",
+        "message": "cannot use lr: low 0 is not above 0; loguniform needs a positive low, such as 0.0001",
+    }
+
+
+def test_a_file_for_kubernetes_is_right_and_cannot_be_run_yet(nnictl):
+    code, _, err = nnictl("config", "check", "v1_kubeflow_page.yml")
+    assert code == 0
+    says = "cannot run v1_kubeflow_page.yml on kubeflow: the file is right, and this version runs experiments on this machine"
+    assert says in err
+    code, _, err = nnictl("create", "--config", "v1_kubeflow_page.yml", "--port", "auto")
+    assert code == 1
+    assert says in err
+
+
+@pytest.mark.parametrize("arguments", [(), ("--version", "v1"), ("--version", "v2")])
+def test_the_schema_is_printed_as_json(nnictl, arguments):
+    code, out, err = nnictl("config", "schema", *arguments)
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json_schema(*arguments[1:])
+
+
+def test_a_schema_completes_keys_and_names_algorithms():
+    first, second = json_schema("v1"), json_schema("v2")
+    assert first["properties"]["trialConcurrency"] == {
+        "description": "a whole number from 1 to 99999",
+        "examples": [2],
+        "minimum": 1,
+        "maximum": 99999,
+        "type": "integer",
+    }
+    assert "TPE" in first["definitions"]["TunerV1"]["properties"]["builtinTunerName"]["examples"]
+    assert second["properties"]["trialConcurrency"] == first["properties"]["trialConcurrency"]
+
+
+def test_a_file_is_converted_to_stdout_and_what_is_dropped_is_named(nnictl):
+    code, out, err = nnictl("config", "convert", "v1_pai_password.yml")
+    assert code == 0
+    assert "  password: correct horse\n" in out
+    assert "  reuseMode: false\n" in out
+    assert err.splitlines() == [
+        "WARNING: dropped authorName: the second schema has no such key",
+        "WARNING: dropped paiConfig.maxTrialNumPerGpu: it has no effect on OpenPAI",
+        "WARNING: dropped paiConfig.useActiveGpu: it has no effect on OpenPAI",
+    ]
+
+
+def test_a_converted_file_replaces_no_other_unless_forced_and_is_its_owners_alone(nnictl, here):
+    code, out, _ = nnictl("config", "convert", GOOD, "--output", "new.yml")
+    assert (code, out) == (0, "INFO: Wrote new.yml; `nnictl config check new.yml` checks it\n")
+    assert (here / "new.yml").stat().st_mode & 0o777 == 0o600
+    (here / "new.yml").write_text("mine")
+    code, _, err = nnictl("config", "convert", GOOD, "-o", "new.yml")
+    assert (code, (here / "new.yml").read_text()) == (1, "mine")
+    assert "cannot write new.yml: it is there already; name another file, or replace it with --force" in err
+    assert nnictl("config", "convert", GOOD, "-o", "new.yml", "--force")[0] == 0
+    assert read_experiment_file(here / "new.yml").trial_command == "python3 mnist.py"
+
+
+def test_paths_are_still_right_in_another_folder(nnictl, here):
+    (here / "sub").mkdir()
+    assert nnictl("config", "convert", GOOD, "-o", "sub/new.yml")[0] == 0
+    assert read_experiment_file(here / "sub" / "new.yml").code_dir == here
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("v2_openpai.yml", "cannot convert v2_openpai.yml: it is in NNI's second schema; use it as it is"),
+        ("v1_remote.yml", "trials are not started over SSH"),
+        ("v1_local_many_mistakes.yml", "cannot use trialConcurrency: 0 is not a whole number"),
+        ("none.yml", "cannot read none.yml: there is no such file"),
+    ],
+)
+def test_what_cannot_be_converted_is_said(nnictl, file, says):
+    code, out, err = nnictl("config", "convert", file)
+    assert (code, out) == (1, "")
+    assert says in err
+
+
+def test_converting_needs_neither_the_disk_nor_the_code(here):
+    os.rename("search_space.json", "elsewhere.json")
+    assert "searchSpaceFile: search_space.json" in convert(Path(GOOD)).text
+
+
+def test_text_that_looks_like_a_number_stays_text(here):
+    (here / "exp.yml").write_text(Path(GOOD).read_text().replace("example_mnist_pytorch", "'1e-4'"))
+    assert "experimentName: '1e-4'" in convert(here / "exp.yml").text

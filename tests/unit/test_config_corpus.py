@@ -1,0 +1,156 @@
+"""The corpus of experiment files: what is read from each, or every mistake in it, is as it was when it was last looked at."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import config_corpus
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nni_manager.config.convert import convert
+from nni_manager.config.json_schema import json_schema
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.v2 import is_v2
+
+ACCEPTED = [
+    file
+    for file in config_corpus.FILES
+    if config_corpus.verdict_path(file).read_text().startswith("accepted")
+]
+REFUSED = [file for file in config_corpus.FILES if file not in ACCEPTED]
+WITH_KEYS = [
+    file for file in config_corpus.FILES if "no YAML" not in config_corpus.verdict_path(file).read_text()
+]
+NAMES = {"ids": lambda file: file.stem}
+
+
+@pytest.mark.parametrize("file", config_corpus.FILES, **NAMES)
+def test_the_verdict_on_a_file_is_the_one_that_was_looked_at(file):
+    """If it has changed on purpose: python tests/fakes/config_corpus.py, and read the difference."""
+    assert config_corpus.verdict_of(file) == config_corpus.verdict_path(file).read_text()
+
+
+def test_the_corpus_is_spread_over_schemas_platforms_and_verdicts():
+    assert len(config_corpus.FILES) >= 40
+    assert {read_experiment_file(file).training_service for file in ACCEPTED} == {
+        "local",
+        "pai",
+        "frameworkcontroller",
+        "kubeflow",
+    }
+    assert min(len(ACCEPTED), len(REFUSED)) >= 20
+    assert {file.stem for file in config_corpus.FILES} == {
+        path.stem for path in config_corpus.CORPUS.glob("verdicts/*")
+    }
+
+
+@pytest.mark.parametrize("file", ACCEPTED, **NAMES)
+def test_what_is_accepted_is_valid_by_the_json_schema_too_and_survives_being_stored(file):
+    value = yaml.safe_load(file.read_text())
+    assert list(config_corpus.validator("v2" if is_v2(value) else "v1").iter_errors(value)) == []
+    config = read_experiment_file(file)
+    assert ExperimentConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("file", REFUSED, **NAMES)
+def test_every_mistake_is_a_sentence_with_its_file_and_a_way_out(file):
+    with pytest.raises(ConfigInvalid) as caught:
+        read_experiment_file(file)
+    for mistake in caught.value.mistakes:
+        assert Path(mistake.file).parent == file.parent
+        assert mistake.message.startswith("cannot ")
+        assert "; " in mistake.message or "did you mean" in mistake.message, mistake.message
+    keys = [(mistake.line, mistake.message) for mistake in caught.value.mistakes]
+    assert len(set(keys)) == len(keys), "each is told once"
+
+
+def same_but_for_words(config):
+    """An experiment without what the second schema has not, and without where it was read from."""
+    fields = json.loads(config.to_json())
+    for gone in ("author_name", "config_path", "expansions", "warnings"):
+        del fields[gone]
+    if fields["tuner"]["own"]:
+        del fields["tuner"]["name"]  # which says where it is, too, in the second
+    if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
+        fields["pai"]["host"] = (
+            f"http://{fields['pai']['host']}"  # which the first schema means without a word
+        )
+    return fields
+
+
+@pytest.mark.parametrize("file", [file for file in ACCEPTED if file.stem.startswith("v1")], **NAMES)
+def test_a_converted_file_is_the_same_experiment(file, tmp_path):
+    target = tmp_path / "converted.yml"
+    target.write_text(convert(file, tmp_path).text)
+    value = yaml.safe_load(target.read_text())
+    assert is_v2(value)
+    assert list(config_corpus.validator("v2").iter_errors(value)) == []
+    assert same_but_for_words(read_experiment_file(target)) == same_but_for_words(read_experiment_file(file))
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_one_schema_for_both_kinds_of_files_says_the_same_as_the_one_for_each(version):
+    both = config_corpus.jsonschema.Draft7Validator(json_schema())
+    for file in config_corpus.FILES:
+        value = yaml.safe_load(file.read_text()) if file in WITH_KEYS else {}
+        if value and version == ("v2" if is_v2(value) else "v1"):
+            assert both.is_valid(value) == config_corpus.validator(version).is_valid(value), file
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 200) | st.floats() | st.text(max_size=3) | st.dates(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+def places_of(value, above=()):
+    """The path of each value within, the whole left out."""
+    if isinstance(value, dict) and "_type" not in value:
+        for key, inner in value.items():
+            yield (*above, key)
+            yield from places_of(inner, (*above, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from places_of(inner, (*above, index))
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The corpus in a folder that may be written to."""
+    return shutil.copytree(config_corpus.CORPUS / "files", tmp_path_factory.mktemp("corpus") / "files")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_whatever_the_reader_takes_the_json_schema_takes_and_can_be_converted(copy, data):
+    """Any value anywhere in a file: the schema may be more lenient than the reader, and never stricter."""
+    file = data.draw(st.sampled_from(WITH_KEYS))
+    value = yaml.safe_load(file.read_text())
+    path = data.draw(st.sampled_from(sorted(places_of(value), key=str)))
+    inside = value
+    for step in path[:-1]:
+        inside = inside[step]
+    inside[path[-1]] = data.draw(anything)
+    changed = copy / file.name
+    changed.write_text(yaml.safe_dump(value))
+    schema = "v2" if is_v2(value) else "v1"
+    try:
+        config = read_experiment_file(changed, reads_code=False)
+    except ConfigInvalid:
+        with contextlib.suppress(ConfigInvalid):
+            convert(changed)
+        return
+    assert list(config_corpus.validator(schema).iter_errors(value)) == []
+    if schema == "v1":
+        (copy / "converted.yml").write_text(convert(changed).text)
+        converted = read_experiment_file(copy / "converted.yml", reads_code=False)
+        assert same_but_for_words(converted) == same_but_for_words(config)

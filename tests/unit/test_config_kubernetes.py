@@ -1,0 +1,155 @@
+"""Experiment files for FrameworkController and Kubeflow: what is read from them, and what is said of what cannot be."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from config_corpus import CORPUS
+
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.model import (
+    AzureStorage,
+    ClaimStorage,
+    ExperimentConfig,
+    KubernetesConfig,
+    NfsStorage,
+    RoleConfig,
+)
+from nni_manager.config.reader import read_experiment_file
+
+FILES = CORPUS / "files"
+
+
+def kubernetes_of(name):
+    config = read_experiment_file(FILES / f"{name}.yml")
+    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert (config.pai, config.trial_command, config.gpu_num) == (None, "", None)
+    return config.kubernetes
+
+
+@pytest.fixture
+def mistakes(tmp_path):
+    """The messages on a file of the corpus that was changed by a function; the files it names stay where they are."""
+
+    def changed(name, change):
+        value = yaml.safe_load((FILES / f"{name}.yml").read_text())
+        change(value)
+        for key in ("searchSpacePath", "searchSpaceFile"):
+            if key in value:
+                value[key] = str(FILES / value[key])
+        (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
+        with pytest.raises(ConfigInvalid) as caught:
+            read_experiment_file(tmp_path / "exp.yml")
+        return [mistake.message.replace(f"{tmp_path}/", "") for mistake in caught.value.mistakes]
+
+    return changed
+
+
+def test_the_kubeflow_pages_file_is_one_worker_on_nfs():
+    assert kubernetes_of("v1_kubeflow_page") == KubernetesConfig(
+        "tf-operator",
+        NfsStorage("210.28.132.167", "/data/nfs/nni_storage"),
+        (RoleConfig("worker", 1, "python3 mnist_tf.py", "msranni/nni:latest", 1, 1, 8192),),
+        api_version="v1",
+    )
+
+
+def test_two_roles_with_azures_storage_and_a_private_registry():
+    login = FILES / "docker.json"
+    image = "registry.example.com/me/train:1"
+    found = kubernetes_of("v1_frameworkcontroller_azure")
+    assert found == KubernetesConfig(
+        "frameworkcontroller",
+        AzureStorage("mystorage", "nni-share", "my-vault", "storage-key", 3),
+        (
+            RoleConfig("worker", 2, "python3 mnist.py --role worker", image, 1, 4, 16384, 1024, login, 1, 2),
+            RoleConfig("ps", 1, "python3 mnist.py --role ps", image, 0, 2, 4096, None, None, -1, -1),
+        ),
+        namespace="team-a",
+    )
+    config = read_experiment_file(FILES / "v1_frameworkcontroller_azure.yml")
+    assert config.secret_files == (config.config_path, login), "which no code snapshot holds"
+
+
+def test_a_template_is_kept_with_the_experiment():
+    found = kubernetes_of("v1_frameworkcontroller_template")
+    assert found.template == FILES / "framework.yml"
+    assert found.template_text == (FILES / "framework.yml").read_text()
+    assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", None), ())
+
+
+def test_the_second_schema_says_the_same_as_the_first(tmp_path):
+    found = kubernetes_of("v2_frameworkcontroller")
+    assert found.storage == AzureStorage("mystorage", "nni-share", "my-vault", "storage-key")
+    assert found.roles == (
+        RoleConfig(
+            "worker", 1, "python3 mnist.py", "msranni/nni:latest", 1, 1, 4096, min_failed=1, min_succeeded=1
+        ),
+    )
+    assert (found.service_account, found.namespace) == ("frameworkcontroller", "nni")
+
+
+def test_reuse_is_off_in_the_first_schema_and_on_in_the_second():
+    assert not read_experiment_file(FILES / "v1_kubeflow_page.yml").reuse.is_on
+    assert read_experiment_file(FILES / "v2_kubeflow.yml").reuse.is_on
+
+
+def test_a_template_that_is_no_framework_is_said(mistakes, tmp_path):
+    (tmp_path / "wrong.yml").write_text("kind: Pod\nspec: {containers: []}\n")
+
+    def name_it(value, template="wrong.yml"):
+        value["frameworkcontrollerConfig"] |= {
+            "configPath": template,
+            "pvc": {"path": str(FILES / "storage")},
+        }
+
+    (message,) = mistakes("v1_frameworkcontroller_template", name_it)
+    assert (
+        "cannot use frameworkcontrollerConfig.configPath: wrong.yml has no spec.taskRoles; name a Framework"
+        in message
+    )
+    (message,) = mistakes("v1_frameworkcontroller_template", lambda value: name_it(value, "none.yml"))
+    assert (
+        message
+        == "cannot use frameworkcontrollerConfig.configPath: there is no file none.yml; create it or mend the path"
+    )
+
+
+def remove(section, key):
+    return lambda value: value[section].pop(key)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("v1_frameworkcontroller", remove("trial", "taskRoles"),
+         "cannot do without trial.taskRoles: it must be a list of roles; write e.g. taskRoles: [{name: worker"),
+        ("v1_frameworkcontroller", remove("frameworkcontrollerConfig", "nfs"),
+         "cannot do without frameworkcontrollerConfig.nfs: storage nfs is described there; write e.g. nfs: {server:"),
+        ("v1_frameworkcontroller", lambda value: value.pop("frameworkcontrollerConfig"),
+         "cannot do without frameworkcontrollerConfig: it must be a mapping; write e.g. frameworkcontrollerConfig: {storage"),
+        ("v1_kubeflow_page", remove("trial", "worker"), "cannot do without trial.worker: tf-operator runs it; write e.g. worker"),
+        ("v1_kubeflow_pytorch", remove("trial", "master"), "cannot do without trial.master: pytorch-operator runs it"),
+        ("v1_kubeflow_page", lambda value: value["kubeflowConfig"].update(storage="azureStorage", nfs=None),
+         "cannot do without kubeflowConfig.keyVault: storage azureStorage is described there; write e.g. "),
+        ("v2_kubeflow", lambda value: value["trainingService"]["storage"].pop("server"),
+         "cannot do without trainingService.storage.server: it must be the address of an NFS server; write e.g. server: "),
+        ("v2_kubeflow", lambda value: value["trainingService"].pop("storage"),
+         "cannot do without trainingService.storage.storageType: trials need a storage that all machines see; write e.g. s"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said_with_an_example(mistakes, name, change, says):
+    found = mistakes(name, change)
+    assert [message for message in found if message.startswith(says)], found
+
+
+def test_a_folder_of_another_role_is_told_to_have_no_effect(tmp_path):
+    value = yaml.safe_load((FILES / "v2_kubeflow.yml").read_text())
+    value |= {"trialCodeDirectory": str(FILES), "searchSpaceFile": str(FILES / "search_space.json")}
+    (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
+    config = read_experiment_file(tmp_path / "exp.yml")
+    assert config.code_dir == Path(FILES)
+    assert (
+        "trainingService.master.code_directory has no effect: every role runs the code of trialCodeDirectory"
+        in config.warnings
+    )

@@ -1,0 +1,98 @@
+"""The user's own algorithms by name: what is registered is found again, and what is wrong is said."""
+
+import pytest
+
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.registered_algorithms import (
+    AlgorithmFileInvalid,
+    AlgorithmTaken,
+    AlgorithmUnknown,
+    RegisteredAlgorithm,
+    read_meta,
+    register,
+    registered,
+    registered_algorithms,
+    registry_file,
+    unregister,
+)
+
+DEMO = RegisteredAlgorithm("tuner", "demo", "demo_tuner.DemoTuner")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+def test_nobody_has_registered_anything_at_first():
+    assert registered_algorithms() == []
+    assert registered("tuner", "demo") is None
+
+
+def test_what_is_registered_is_found_by_kind_and_name_and_forgotten_again(home):
+    other = RegisteredAlgorithm("assessor", "demo", "a.b.C", "a.b.V", home)
+    register(DEMO, set())
+    register(other, set())
+    assert registered_algorithms() == [DEMO, other]
+    assert registered("assessor", "demo") == other
+    assert unregister("demo") == [DEMO, other]
+    assert registered_algorithms() == []
+    with pytest.raises(AlgorithmUnknown, match="cannot unregister 'demo': nobody has registered it"):
+        unregister("demo")
+
+
+def test_a_name_is_taken_once():
+    register(DEMO, {"TPE"})
+    with pytest.raises(
+        AlgorithmTaken, match="registered already; choose another name, or `nnictl algo unreg"
+    ):
+        register(DEMO, set())
+    with pytest.raises(AlgorithmTaken, match="name of a built-in one"):
+        register(DEMO, {"demo"})
+
+
+def test_a_meta_file_of_nnis_is_read(home):
+    meta = home / "meta.yml"
+    meta.write_text(
+        "algoType: tuner\nbuiltinName: demo\nclassName: demo_tuner.DemoTuner\n"
+        "classArgsValidator: demo_tuner.MyClassArgsValidator\n"
+    )
+    assert read_meta(meta) == RegisteredAlgorithm(
+        "tuner", "demo", "demo_tuner.DemoTuner", "demo_tuner.MyClassArgsValidator"
+    )
+    meta.write_text("{algo_type: assessor, builtin_name: d, class_name: m.C, codeDirectory: .}")
+    assert read_meta(meta).code_dir == home
+
+
+def test_all_mistakes_of_a_meta_file_are_told_at_once(home):
+    meta = home / "meta.yml"
+    meta.write_text("algoType: advisor\nbuiltinName: a b\nclassname: X\ncodeDirectory: none\n")
+    with pytest.raises(ConfigInvalid) as raised:
+        read_meta(meta)
+    assert [each.key for each in raised.value.mistakes] == [
+        "builtinName", "className", "algoType", "classname",
+    ]  # fmt: skip
+    meta.write_text("{algoType: tuner, builtinName: d, className: m.C, codeDirectory: none}")
+    with pytest.raises(
+        ConfigInvalid, match=r"cannot use codeDirectory: there is no folder .*none; create it"
+    ):
+        read_meta(meta)
+
+
+def test_a_file_of_nnis_own_is_read_without_nnis_own_algorithms():
+    registry_file().parent.mkdir(parents=True)
+    registry_file().write_text(
+        "advisors: []\nassessors: null\ntuners:\n"
+        "- {builtinName: TPE, className: nni.hyperopt.T, source: nni, anything: [1]}\n"
+        "- {builtinName: demo, className: demo_tuner.DemoTuner, source: user, acceptClassArgs: true}\n"
+    )
+    assert registered_algorithms() == [DEMO]
+
+
+@pytest.mark.parametrize("text", ["[]", "tuners: 1", "tuners: [1]", "tuners: [{builtinName: x}]", "{", ""])
+def test_a_spoilt_file_is_named_in_one_error(text):
+    registry_file().parent.mkdir(parents=True)
+    registry_file().write_text(text)
+    with pytest.raises(AlgorithmFileInvalid, match=r"mend or remove .*registered_algorithms\.yml"):
+        registered_algorithms()
