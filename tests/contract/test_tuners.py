@@ -305,7 +305,7 @@ spaces_raw = st.dictionaries(st.text(max_size=3), parameters_raw(), min_size=1, 
 
 
 # One tuner of a kind is as good as another: nothing of the fixture is changed by an example.
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=spaces_raw, seed=st.integers(0, 2**32 - 1))
 def test_parameters_lie_in_any_space_go_through_json_and_are_known_again(a_tuner, raw, seed):
     space = parse_search_space(raw)
@@ -688,7 +688,7 @@ def test_who_takes_imported_results_searches_where_they_were_good(name):
     assert statistics.quantiles(near)[0] < 0.08, "a quarter of what chance proposes is nearer than 0.125"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(raw=spaces_raw, seed=st.integers(0, 1000))
 def test_the_draws_of_parameters_give_these_parameters_again(raw, seed):
     space = parse_search_space(raw)

@@ -128,7 +128,6 @@ def test_a_client_that_asks_whatever_it_likes_gets_what_the_description_promises
 
         @settings(
             max_examples=15,
-            deadline=None,
             database=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
@@ -198,7 +197,7 @@ def test_paths_that_lead_nowhere_lead_nowhere(served, target):
     assert served.raw(f"GET {target} HTTP/1.1\r\nHEAD\r\n\r\n".encode()) in OF_NO_OPERATION
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=200)
     | st.tuples(

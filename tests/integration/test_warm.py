@@ -298,7 +298,7 @@ SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 
 
 @given(st.text(st.sampled_from("a.=-/ \t\n'\"\\$~*?[]{}!#&;|<>()`,%@^:+é\x01")))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_words_of_a_command_are_those_bash_makes_of_it(text):
     command = f"python train.py {text}"
     understood = warm_command(command)

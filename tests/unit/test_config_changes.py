@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_experiment import RealExperiment
 
@@ -49,6 +49,7 @@ def test_a_limit_is_changed_under_each_of_its_names_and_nothing_else(
 
 
 @pytest.mark.parametrize("update_type", sorted(LIMITS))
+@settings(max_examples=40)
 @given(value=st.one_of(st.text(), st.booleans(), st.integers(), st.floats(), st.lists(st.integers())))
 def test_any_other_value_of_a_limit_is_refused_and_a_right_one_can_be_stored(
     config: ExperimentConfig, update_type: str, value: Any
@@ -166,6 +167,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(raw=json_values)
 def test_whatever_is_sent_is_read_or_refused(raw: Any) -> None:
     results, problems = read_results(raw, SPACE, "TPE")

@@ -129,7 +129,7 @@ def copy(tmp_path_factory):
     return shutil.copytree(config_corpus.CORPUS / "files", tmp_path_factory.mktemp("corpus") / "files")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_whatever_the_reader_takes_the_json_schema_takes_and_can_be_converted(copy, data):
     """Any value anywhere in a file: the schema may be more lenient than the reader, and never stricter."""

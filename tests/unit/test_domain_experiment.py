@@ -1509,4 +1509,4 @@ class ExperimentLife(RuleBasedStateMachine):
 
 
 TestExperimentLife = ExperimentLife.TestCase
-TestExperimentLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestExperimentLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=50)

@@ -171,4 +171,4 @@ class AnyJobs(RuleBasedStateMachine):
 
 
 TestAnyJobs = AnyJobs.TestCase
-TestAnyJobs.settings = hypothesis_settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAnyJobs.settings = hypothesis_settings(max_examples=100, stateful_step_count=40)

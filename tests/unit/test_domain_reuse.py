@@ -847,4 +847,4 @@ class AnyReuse(RuleBasedStateMachine):
 
 
 TestAnyReuse = AnyReuse.TestCase
-TestAnyReuse.settings = hypothesis_settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAnyReuse.settings = hypothesis_settings(max_examples=100, stateful_step_count=30)

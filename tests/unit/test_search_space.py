@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.config.mistakes import ConfigInvalid
@@ -200,7 +200,6 @@ def test_a_quantised_value_stays_in_its_range_and_is_its_own_value(low, width, q
     assert quantised.quantised(value) == value
 
 
-@settings(deadline=None)
 @given(low=st.integers(-1000, 1000), steps=st.integers(1, 200), q=st.integers(1, 50), share=st.floats(0, 1))
 def test_a_quantised_value_is_an_end_of_its_range_or_the_multiple_nearest_to_the_draw(low, steps, q, share):
     high = low + steps
