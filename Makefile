@@ -6,11 +6,13 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 # Commands, and the trials they start, use the virtual environment's python3, as in an activated shell.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Some containers set it. Each of the thousands of processes that tests start would then compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test golden faults hostile check fix proto bench images
+.PHONY: help demo test golden faults hostile check fix proto bench quality images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +53,9 @@ proto: .venv/.installed-check ## generate trial_keeper/wire/v1 from proto/
 
 bench: .venv/.installed-test ## measure the budgets and print the table
 	python tests/benchmarks/run.py
+
+quality: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python tests/benchmarks/tuner_quality.py $(TUNERS)
 
 images: .venv/bin/pip ## build both images; BASE_IMAGE=... names what they are made from
 	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trial_keeper/__init__.py); \

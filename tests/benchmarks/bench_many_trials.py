@@ -64,9 +64,10 @@ def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
     """Median time of TPE's next proposal when it knows 1,000 trials, beside Optuna's own sampler with as many, in turns."""
     space = {name: {"_type": "uniform", "_value": [0, 1]} for name in NUMBERS}
     args = CLASS_ARGS["TPE"].model_validate({"optimize_mode": "minimize", "seed": 1})
-    tuner = TUNERS["TPE"](parse_search_space(space), args)
+    tuner = TUNERS["TPE"](parse_search_space(space), args, Path.cwd())
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
-    random = TUNERS["Random"](parse_search_space(space), CLASS_ARGS["Random"].model_validate({"seed": 2}))
+    random_args = CLASS_ARGS["Random"].model_validate({"seed": 2})
+    random = TUNERS["Random"](parse_search_space(space), random_args, Path.cwd())
     _learn(tuner, study, random, trials)
     ours_s, theirs_s = [], []
     for key in range(trials, trials + rounds):

@@ -1,9 +1,16 @@
-"""What one misbehaving trial costs the others: the time from a report to its committed row, beside it and without it."""
+"""What one misbehaving trial costs the others: the time from a report to its committed row, beside it and without it.
+
+A flood that burns the machine's processors delays whatever else runs there. How much that is shows a bare report in the same run:
+a few bytes that one process sends to another on this machine, which syncs them to the same disk and answers.
+"""
 
 import json
+import socket
 import sqlite3
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +39,17 @@ while not os.path.exists("go"):
     time.sleep(0.01)
 {misbehave}
 """
+BARE_RECEIVER = """
+import os, socket, sys
+file = open(sys.argv[1], "ab", buffering=0)
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    connection, _ = server.accept()
+    while data := connection.recv(4096):
+        file.write(data)
+        os.fdatasync(file.fileno())
+        connection.sendall(b".")
+"""
 KINDS = {
     "1 GB of stdout": "block = b'x' * 79 + b'\\n'\nwhile True: os.write(1, block * 12_500)",
     "10 million reports": "while True: nni.report_intermediate_result(0.5)",
@@ -57,26 +75,68 @@ def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[
             experiment.start()
             wait_until(lambda: experiment.summary()["counts"]["RUNNING"] == 2, "both trials run")
             wait_until(lambda: experiment.row_count() > 0, "the neighbour reports")
-            alone_ms = _delays_ms(experiment, alone_s)
-            (experiment.code / "go").touch()
-            time.sleep(1.0)  # it has begun
-            beside_ms = _delays_ms(experiment, beside_s)
+            with _BareReports(Path(folder, "bare")) as bare:
+                alone_ms, bare_alone_ms = _delays_ms(experiment, alone_s), bare.delays_ms()
+                (experiment.code / "go").touch()
+                time.sleep(1.0)  # it has begun
+                bare.delays_ms()
+                beside_ms, bare_beside_ms = _delays_ms(experiment, beside_s), bare.delays_ms()
         finally:
             experiment.close()
     rows = []
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        alone, beside = (delays[int(len(delays) * share)] for delays in (alone_ms, beside_ms))
+        alone, beside, bare_alone, bare_beside = (
+            delays[int(len(delays) * share)]
+            for delays in (alone_ms, beside_ms, bare_alone_ms, bare_beside_ms)
+        )
         rows.append(
             Row(
                 f"report -> row beside {kind}, {name}",
                 f"{beside:.1f} ms",
-                f"without it {alone:.1f} ms",
+                f"without it {alone:.1f} ms (a bare one {bare_alone:.1f} -> {bare_beside:.1f} ms)",
                 f"{beside / alone:.1f} x",
                 f"<= {MOST_RATIO:g} x",
                 beside <= MOST_RATIO * alone,
             )
         )
     return rows
+
+
+class _BareReports:
+    """The least that a report can be, as often as the neighbour's, from when this is entered until it is left."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._delays_ms: list[float] = []
+        self._is_over = threading.Event()
+        self._sending = threading.Thread(target=self._send)
+
+    def __enter__(self) -> "_BareReports":
+        self._receiver = subprocess.Popen(
+            [sys.executable, "-c", BARE_RECEIVER, self._path], stdout=subprocess.PIPE, text=True
+        )
+        self._sending.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._sending.join()
+        self._receiver.communicate()
+
+    def delays_ms(self) -> list[float]:
+        """Those of the time since this was asked last, shortest first."""
+        delays_ms, self._delays_ms = self._delays_ms, []
+        return sorted(delays_ms)
+
+    def _send(self) -> None:
+        assert self._receiver.stdout is not None
+        port = int(self._receiver.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            while not self._is_over.wait(REPORT_EVERY_S):
+                began_s = time.monotonic()
+                connection.sendall(b"x" * 120)
+                connection.recv(1)
+                self._delays_ms.append((time.monotonic() - began_s) * 1e3)
 
 
 def _delays_ms(experiment: RealExperiment, for_s: float) -> list[float]:

@@ -184,12 +184,14 @@ def test_a_disk_that_stays_full_keeps_no_manager_from_its_end(database, tmp_path
         assert reader.trials() == []
 
 
-FLOOD, QUIET = AttemptKey("flood", 0, "main-0"), AttemptKey("quiet", 0, "main-0")
+FLOOD, QUIET, OTHER = (AttemptKey(name, 0, "main-0") for name in ("flood", "quiet", "other"))
 
 
-def metrics(key, count):
-    """What a chunk of so many records becomes."""
-    return Receiver(key).take(Stream.METRICS, 0, encode(0, key.trial_id, "PERIODICAL", 0, 0.5) * count)
+def metrics(key, count, *, after=0):
+    """What a chunk of so many records becomes, in a file with so many before it."""
+    record = encode(0, key.trial_id, "PERIODICAL", 0, 0.5)
+    receiver = Receiver.restored(key, {Stream.METRICS: after * len(record)})
+    return receiver.take(Stream.METRICS, after * len(record), record * count)
 
 
 class Gate:
@@ -248,6 +250,67 @@ def test_a_flood_of_one_trial_delays_a_report_of_another_by_one_transaction(data
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT count(*) FROM metric").fetchone() == (50_001,)
     connection.close()
+
+
+def test_a_flood_rests_for_a_neighbour_also_when_that_one_says_much_at_once(database, tmp_path, monkeypatch):
+    monkeypatch.setattr(commits, "_REST", 1e6)
+
+    async def scenario(group, gate):
+        flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
+        # More than goes along with every transaction: some of it takes its turn among the flood's, of which several go into one.
+        reports = [group.add(metrics(QUIET, 1, after=number)) for number in range(5)]
+        gate.opened.set()
+        await asyncio.gather(*reports)
+        for number in range(5, 40):
+            await group.add(metrics(QUIET, 1, after=number))
+        assert not all(each.done() for each in flood)
+
+    play(scenario, database, tmp_path)
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("SELECT count(*) FROM metric").fetchone() == (4040,)
+    connection.close()
+
+
+def test_floods_rest_for_no_flood_that_brings_something_small_as_well(database, tmp_path, monkeypatch):
+    monkeypatch.setattr(commits, "_REST", 1e6)
+
+    async def scenario(group, gate):
+        gate.opened.set()
+        for number in range(3):
+            for length in (2000, 10):
+                after = number * 2010 + (length == 10) * 2000
+                both = [*metrics(FLOOD, length, after=after), *metrics(OTHER, length, after=after)]
+                await asyncio.gather(*[group.add([each]) for each in both])
+
+    play(scenario, database, tmp_path)
+
+
+def test_who_waits_for_room_and_is_gone_is_forgotten(database, tmp_path):
+    async def scenario(group, gate):
+        looks = dict.fromkeys((FLOOD, QUIET), 0)
+
+        async def come_again(key):
+            def own_bytes():
+                looks[key] += 1
+                return group.waiting_bytes_of(key)
+
+            await group.room(own_bytes)
+
+        for key in (FLOOD, QUIET):
+            number = 0
+            while group.has_room(group.waiting_bytes_of(key)):
+                group.add([Commit(key, Stream.STDOUT, number << 18, (number + 1) << 18, data=bytes(2**18))])
+                number += 1
+        waiting = [asyncio.ensure_future(come_again(key)) for key in (FLOOD, QUIET)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()  # its keeper is gone, and nobody else notices
+        gate.opened.set()
+        await asyncio.wait_for(waiting[1], 60)
+        await group.add([])
+        assert looks[FLOOD] == 1
+        assert group.has_room()
+
+    play(scenario, database, tmp_path)
 
 
 def test_a_trials_own_row_is_stored_no_later_than_what_it_says(database, tmp_path):

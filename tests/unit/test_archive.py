@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import shutil
 import sqlite3
 import tarfile
 from pathlib import Path
@@ -79,6 +80,8 @@ def saved(here, capsys):
         (output / "stdout").write_text("hello\n")
         (output / "latest").symlink_to("/etc/passwd")
         (output / "folder").symlink_to("/etc")
+        (folder.workspace.root / "checkpoints/0").mkdir(parents=True)
+        (folder.workspace.root / "checkpoints/0/model").write_text("weights")
         (output.parent / "code").mkdir()
         (output.parent / "code/copy.py").write_text("of the code\n")
         (folder.path / "tls.pem").write_text("a key")
@@ -108,6 +111,7 @@ def test_a_saved_experiment_is_the_same_on_another_machine(saved, move, capsys):
     assert (folder.path / "saved-code/train.py").read_text() == "print(1)\n"
     assert json.loads((there / "space.json").read_text()) == {"lr": {"_type": "uniform", "_value": [0, 1]}}
     assert folder.manager_log.read_text() == "decided\n"
+    assert (folder.workspace.root / "checkpoints/0/model").read_text() == "weights"
     assert main.run(["log", "trial", "abc", "-T", "aB3dE"]) == 0
     assert main.run(["experiment", "export", "abc"]) == 0
     assert capsys.readouterr().out == (
@@ -119,7 +123,7 @@ def test_a_saved_experiment_is_the_same_on_another_machine(saved, move, capsys):
     assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
     assert (stored.state, stored.active_s, dict(trial.memo)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
     # Whoever has the archive, or the machine it comes from, gets in nowhere.
-    assert api_token_of(stored.secret) != api_token_of(SECRET)
+    assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
     assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
@@ -182,6 +186,27 @@ def test_what_may_run_is_not_saved(saved, capsys, here):
         saved(state=ExperimentState.RUNNING)
     assert "cannot save experiment abc11111: its manager died while it was RUNNING" in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["code", "nni-experiments", "state"]
+
+
+def test_a_tuner_of_ones_own_is_looked_for_beside_the_code_or_where_it_was(saved, move, capsys, here):
+    tuner = {"name": "mine", "optimize_mode": "maximize", "seed": None, "class_args": {}}
+    for number, folder in enumerate((here / "code", here / "elsewhere")):
+        own = {"class_name": "demo.Demo", "code_dir": str(folder), "validator": None, "call_timeout_s": 9.0}
+        path = saved("-s", tuner=tuner | {"own": own})
+        there = move(f"there{number}")
+        capsys.readouterr()
+        assert main.run(["experiment", "load", "-p", str(path)]) == 0
+        out, err = capsys.readouterr()
+        code = there / "nni-experiments/abc11111/saved-code"
+        expected = here / "elsewhere" if number else code
+        assert out.endswith(f"runs `python3 train.py` in {code} and demo.Demo of {expected}\n")
+        assert (
+            f"WARNING: there is no folder {expected} here: put the code of demo.Demo there" in err
+        ) == bool(number)
+        move("here")
+        path.unlink()
+        shutil.rmtree(here / "nni-experiments")
+        shutil.rmtree(here / "code")
 
 
 # ---- archives of strangers

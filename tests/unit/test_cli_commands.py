@@ -100,6 +100,14 @@ def test_help_of_every_command_has_an_example_that_names_it(nnictl, command):
     assert " ".join(["nnictl", *command]) in out.split("Example:\n")[1]
 
 
+LISTS = [path for path in all_commands() if path[-1] in ("list", "ls", "jobs", "url")]
+
+
+@pytest.mark.parametrize("command", LISTS, ids=" ".join)
+def test_what_lists_can_say_it_as_json(nnictl, command):
+    assert "--json" in nnictl(*command, "--help")[1]
+
+
 def test_the_version_is_the_keepers(nnictl):
     assert nnictl("--version") == (0, f"nnictl {__version__}\n", "")
     assert nnictl("-v") == (0, f"nnictl {__version__}\n", "")

@@ -50,7 +50,6 @@ OUTPUTS = {
     "trial-ls-json": "trial ls abc --head 1 --json",
     "trial-show": "trial show abc --trial-id t1",
     "log-trial-paths": "log trial abc",
-    "algo-list": "algo list",
     "stop-what-ended": "stop abc",
     "top-what-ended": "top abc",
     "unknown-experiment": "trial ls xyz",

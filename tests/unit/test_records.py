@@ -137,8 +137,38 @@ def test_plain_frames_are_read_as_by_the_json_parser(content, data):
         )
     decoded = decode(content, 1000)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records_module, "_plain_records", lambda *_: None)
+        assert decode(content, 1000) == decoded
         patch.setattr(records_module, "_match_plain", lambda line: None)
         assert decode(content, 1000) == decoded
+
+
+@given(st.lists(plain_frames, min_size=1, max_size=5).map(b"".join), st.data())
+def test_many_plain_frames_are_read_at_once_as_one_by_one(content, data):
+    """The same, of pieces as they nearly always are, with no more than a digit of a length changed."""
+    place = content.index(b"ME", data.draw(st.integers(0, content.rindex(b"ME")))) + data.draw(
+        st.integers(2, 7)
+    )
+    content = (
+        content[:place]
+        + data.draw(st.sampled_from([content[place : place + 1], b"1"]))
+        + content[place + 1 :]
+    )
+    torn_off = data.draw(st.integers(0, 3))
+    content = content[: len(content) - torn_off]
+    decoded = decode(content, 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records_module, "_plain_records", lambda *_: None)
+        assert decode(content, 1000) == decoded
+
+
+def test_two_plain_frames_with_each_others_length_are_no_records():
+    short, long, whole = (encode(3, "aBcDe", "PERIODICAL", 7, value) for value in (0.5, 0.25, 1))
+    assert len(short) != len(long)
+    exchanged = long[:8] + short[8:] + short[:8] + long[8:]
+    decoded = decode(exchanged + whole, 0)
+    assert [record.value for record in decoded.records] == ["1"]
+    assert decoded.garbage == [Garbage(0, len(exchanged), "no frame ends here")]
 
 
 @pytest.mark.parametrize("length", [b"000000", b"000098", b"000100", b"999999"])

@@ -111,6 +111,19 @@ def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reade
     assert len(reader.metrics_of(KEY.trial_id)) == 2
 
 
+def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
+    lengths = {0, 1, 2, 1000, *(rows + more for rows in store_module.ROWS_AT_ONCE for more in (-1, 0, 1))}
+    trials = [a_trial(trial_id=f"t{length}", sequence_id=length) for length in lengths]
+    commits = [
+        a_commit(*range(length), key=AttemptKey(f"t{length}", 0, KEY.task)) for length in lengths if length
+    ]
+    store.commit([*map(TrialRow.of, trials), *commits], 1.0)
+    for length in lengths:
+        rows = reader.metrics_of(f"t{length}")
+        assert [(row.sequence, row.value) for row in rows] == [(value, str(value)) for value in range(length)]
+        assert {(row.parameter_id, row.is_final, row.stored_at_s) for row in rows} <= {("0", False, 1.0)}
+
+
 def test_only_the_records_of_the_newest_attempt_count(store, reader):
     second = AttemptKey(KEY.trial_id, 1, KEY.task)
     store.commit([TrialRow.of(a_trial(attempt=1)), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)

@@ -28,7 +28,7 @@ def algo() -> None:
 @algo.command("list", epilog=example("nnictl algo list", "nnictl algo list --json"))
 @json_option
 def list_algorithms(as_json: bool) -> None:
-    """List what an experiment file can name: tuners and assessors, built in or registered."""
+    """List what an experiment file can name: tuners, advisors and assessors, built in or registered."""
     rows = list(_algorithms())
     if as_json:
         output.print_json(rows)
@@ -79,13 +79,13 @@ def unregister(name: str) -> None:
 
 
 def _algorithms() -> Iterator[dict[str, Any]]:
-    from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
+    from nni_manager.config.algorithms import ADVISORS, ASSESSOR_ARGS, CLASS_ARGS
     from nni_manager.config.registered_algorithms import registered_algorithms
 
-    for kind, names in (("tuner", CLASS_ARGS), ("assessor", ASSESSOR_ARGS)):
-        yield from (
-            {"kind": kind, "name": name, "source": "built in"} for name in sorted(names, key=str.lower)
-        )
+    tuners = [name for name in CLASS_ARGS if name not in ADVISORS]
+    for kind, names in (("tuner", tuners), ("advisor", ADVISORS), ("assessor", ASSESSOR_ARGS)):
+        for name in sorted(names, key=str.lower):
+            yield {"kind": kind, "name": name, "source": "built in"}
     for each in registered_algorithms():
         row: dict[str, Any] = {"kind": each.kind, "name": each.name, "source": "registered"}
         yield row | {"className": each.class_name} | _without_none(dataclasses.asdict(each))
@@ -100,7 +100,7 @@ def _class_args(kind: str, name: str) -> dict[str, Any]:
     """What each argument may be and its default, in the words of JSON Schema."""
     from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
 
-    schema = (CLASS_ARGS if kind == "tuner" else ASSESSOR_ARGS)[name].model_json_schema()
+    schema = (ASSESSOR_ARGS if kind == "assessor" else CLASS_ARGS)[name].model_json_schema()
     arguments: dict[str, Any] = schema.get("properties", {})
     return {
         name: {key: value for key, value in each.items() if key != "title"}

@@ -5,7 +5,8 @@
     log/                    logs of the manager, and those of trials that it collected
     code/                   what trials of annotated code run, and
     code-with-annotations/  the files of it that differ, as their user had them
-    trials/                 what trials left in the workspace
+    trials/                 what trials left in the workspace, and
+    checkpoints/            what a population of trials goes on from
     code.tar.gz             the code folder, where it was asked for
 
 It holds files and folders only: what else a trial may have put there stays behind. An archive is taken for a stranger's: what
@@ -46,9 +47,14 @@ from trial_keeper.wire.workspace import Workspace, is_safe_name
 
 _FORMAT = 1
 _MANIFEST, _STORE, _CODE = "manifest.json", "experiment.sqlite", "code.tar.gz"
+# Of the workspace.
 _TRIALS = "trials"
-# Of the experiment's folder. Not its keys, its notes of processes, and the local jobs, which another machine has not.
+_WORKSPACE = (_TRIALS, "checkpoints")
+# Of the experiment's folder. Not its keys, its notes of processes, the local jobs, which another machine has not, and what a
+# tuner of the user's own has kept: that may be a pickle, which nobody should read of an archive.
 _FOLDERS = ("log", "code", "code-with-annotations")
+# Keys of the config, at any depth, that name something which may lie in the code folder.
+_IN_CODE = ("code_dir", "config_path", "job_file")
 # A trial's own copy of the code lies here, below its attempt's folder; the code itself is told apart.
 _CODE_DEPTH = 4
 
@@ -99,7 +105,8 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
                         _add_file(archive, name, part / name, part)
                 for name in _FOLDERS:
                     left_out += _add_tree(archive, name, folder.path / name)
-                left_out += _add_tree(archive, _TRIALS, folder.workspace.trials)
+                for name in _WORKSPACE:
+                    left_out += _add_tree(archive, name, folder.workspace.root / name)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part / "archive", target)
@@ -175,7 +182,7 @@ def load(path: Path, places: Places) -> tuple[ExperimentFolder, ExperimentConfig
     with tempfile.TemporaryDirectory(dir=places.log_dir, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _own_words(path):
-            _unpack(path, part, {_MANIFEST, _STORE, _CODE}, {*_FOLDERS, _TRIALS})
+            _unpack(path, part, {_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE})
             name = _id_of(part / _MANIFEST)
             with StoreReader(part / _STORE) as reader:
                 stored = reader.experiment()
@@ -277,23 +284,20 @@ def _placed(
             f"cannot load {path}: it holds no code, and there is no folder {code_dir}; name the code's folder with --codeDir, "
             "or save the experiment with --saveCodeDir"
         )
-    # A login beside the code is kept out of snapshots under its new name as well.
-    moved = [_moved(each, config.code_dir, code_dir) for each in (config.config_path, _job_file(config))]
-    pai = config.pai
-    if pai is not None:
-        pai = dataclasses.replace(_with_login(pai, places, path), job_file=moved[1])
-    assert moved[0] is not None
-    return dataclasses.replace(
-        config, code_dir=code_dir, log_dir=places.log_dir, config_path=moved[0], pai=pai, expansions=()
+    moved = ExperimentConfig.from_json(
+        json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
     )
+    pai = None if moved.pai is None else _with_login(moved.pai, places, path)
+    return dataclasses.replace(moved, log_dir=places.log_dir, pai=pai, expansions=())
 
 
-def _job_file(config: ExperimentConfig) -> Path | None:
-    return None if config.pai is None else config.pai.job_file
-
-
-def _moved(path: Path | None, old: Path, new: Path) -> Path | None:
-    return new / path.relative_to(old) if path is not None and path.is_relative_to(old) else path
+def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
+    """The config with all that lies in the code folder where that is now; so a login beside the code stays out of snapshots."""
+    if isinstance(value, dict):
+        return {name: _moved(each, old, new, name) for name, each in value.items()}
+    if key in _IN_CODE and isinstance(value, str) and Path(value).is_relative_to(old):
+        return str(new / Path(value).relative_to(old))
+    return value
 
 
 def _with_login(pai: PaiConfig, places: Places, path: Path) -> PaiConfig:
@@ -316,11 +320,12 @@ def _fill(folder: ExperimentFolder, config: ExperimentConfig, part: Path) -> Non
     for name in _FOLDERS:
         if (part / name).is_dir():
             shutil.move(part / name, _made_way(folder.path / name))
-    if (part / _TRIALS).is_dir():
-        for each in (part / _TRIALS).iterdir():
-            shutil.move(each, folder.workspace.trials / each.name)
+    for name in _WORKSPACE:
+        for each in (part / name).iterdir() if (part / name).is_dir() else ():
+            (folder.workspace.root / name).mkdir(exist_ok=True)
+            shutil.move(each, folder.workspace.root / name / each.name)
             if config.pai is not None:
-                _open_to_read(folder.workspace.trials / each.name)
+                _open_to_read(folder.workspace.root / name / each.name)
     if (part / _CODE).exists() and not _holds_anything(config.code_dir):
         config.code_dir.mkdir(parents=True, exist_ok=True)
         _unpack_code(part / _CODE, config.code_dir)

@@ -97,8 +97,17 @@ def load(
             "what CMA-ES knew of its own is a program and was left out: it learns from the results anew, and goes on "
             "otherwise than it would have"
         )
-    command = f"`{config.trial_command}` in {config.code_dir}" if config.trial_command else "its job file"
-    output.info(f"`nnictl view {name}` shows it; `nnictl resume {name}` goes on with it and runs {command}")
+    runs = [f"`{config.trial_command}` in {config.code_dir}" if config.trial_command else "its job file"]
+    for own in (config.tuner.own, None if config.assessor is None else config.assessor.own):
+        if own is not None:
+            runs.append(f"{own.class_name} of {own.code_dir or 'an installed module'}")
+            if own.code_dir is not None and not Path(own.code_dir).is_dir():
+                output.warning(
+                    f"there is no folder {own.code_dir} here: put the code of {own.class_name} there"
+                )
+    output.info(
+        f"`nnictl view {name}` shows it; `nnictl resume {name}` goes on with it and runs {' and '.join(runs)}"
+    )
 
 
 def _absolute(path: Path | None) -> Path | None:

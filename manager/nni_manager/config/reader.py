@@ -186,6 +186,8 @@ class _Reading:
             trial_concurrency=file.trial_concurrency,
             max_exec_duration_s=file.max_exec_duration,
             max_trial_number=file.max_trial_num,
+            max_trial_duration_s=file.max_trial_duration,
+            max_trial_retry=file.max_trial_retry,
             training_service=self.platform,
             search_space=search_space,
             search_space_raw=search_space_raw,
@@ -482,7 +484,11 @@ class _Reading:
     def _see_which(self, kind: AlgorithmKind, example: str) -> None:
         """Note what is missing of a name of ours, or of a class of the user's own."""
         section, built_in = self._within(kind), f"builtin{kind.capitalize()}Name"
-        if section and section.get(built_in) is None and not any(section.get(key) for key in OWN_KEYS):
+        if (
+            isinstance(self.raw.get(kind), Mapping)
+            and section.get(built_in) is None
+            and not any(section.get(key) for key in OWN_KEYS)
+        ):
             self._refuse(
                 (kind,), f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. "
                 f"{built_in}: {example}, or codeDir, classFileName and className of one of your own"

@@ -1,0 +1,241 @@
+"""`make quality`: the best value that tuners find within 100 trials, beside Optuna's own samplers called directly.
+
+A tuner that wraps a sampler of Optuna's must be no worse than it: the median of its seeds is not above, or the difference is
+within chance. One that has no such sampler must be better than random draws, and is shown beside Optuna's TPE. One that divides
+a budget among trials is given that of 100 whole ones.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise, starmap
+from pathlib import Path
+from random import Random
+
+import optuna
+from scipy.stats import mannwhitneyu
+from table import Row, render
+
+from nni_manager.config.algorithms import reason_against_tuner
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.tuner.base import Tuner
+from nni_manager.tuner.hyperband import BUDGET
+from nni_manager.tuner.registry import make_tuner
+
+TRIALS = 100
+SEEDS = 20
+# Of a hundred samplers that are no worse, one would be called worse.
+CHANCE = 0.01
+# By how much the logarithm of a value is off when next to nothing of a trial's budget was spent.
+NOISE = 0.5
+SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
+    "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed),
+    "Random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
+    "CmaEs": lambda seed: optuna.samplers.CmaEsSampler(seed=seed),
+    "NSGAII": lambda seed: optuna.samplers.NSGAIISampler(seed=seed),
+    "QMC": lambda seed: optuna.samplers.QMCSampler(seed=seed, scramble=True),
+    "GP": lambda seed: optuna.samplers.GPSampler(seed=seed),
+}
+WITHOUT_SAMPLER = ("Anneal", "Evolution", "GPTuner", "MetisTuner", "SMAC")
+WITH_BUDGET = {"Hyperband": {}, "BOHB": {"min_budget": 1, "max_budget": 27}}
+"""Their classArgs."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A standard function to be minimised; its least value is 0, or `least`."""
+
+    bounds: tuple[tuple[float, float], ...]
+    value: Callable[[Sequence[float]], float]
+    least: float = 0.0
+
+
+def _sphere(x: Sequence[float]) -> float:
+    return sum((each - 1) ** 2 for each in x)
+
+
+def _rosenbrock(x: Sequence[float]) -> float:
+    return sum(100 * (b - a * a) ** 2 + (1 - a) ** 2 for a, b in pairwise(x))
+
+
+def _rastrigin(x: Sequence[float]) -> float:
+    return sum(each * each - 10 * math.cos(2 * math.pi * each) + 10 for each in x)
+
+
+def _ackley(x: Sequence[float]) -> float:
+    squares = sum(each * each for each in x) / len(x)
+    waves = sum(math.cos(2 * math.pi * each) for each in x) / len(x)
+    return -20 * math.exp(-0.2 * math.sqrt(squares)) - math.exp(waves) + 20 + math.e
+
+
+def _branin(x: Sequence[float]) -> float:
+    a, b = x
+    valley = b - 5.1 / (4 * math.pi**2) * a * a + 5 / math.pi * a - 6
+    return valley**2 + 10 * (1 - 1 / (8 * math.pi)) * math.cos(a) + 10
+
+
+_HARTMANN_A = (
+    (10, 3, 17, 3.5, 1.7, 8),
+    (0.05, 10, 17, 0.1, 8, 14),
+    (3, 3.5, 1.7, 10, 17, 8),
+    (17, 8, 0.05, 10, 0.1, 14),
+)
+_HARTMANN_P = (
+    (0.1312, 0.1696, 0.5569, 0.0124, 0.8283, 0.5886),
+    (0.2329, 0.4135, 0.8307, 0.3736, 0.1004, 0.9991),
+    (0.2348, 0.1451, 0.3522, 0.2883, 0.3047, 0.6650),
+    (0.4047, 0.8828, 0.8732, 0.5743, 0.1091, 0.0381),
+)
+
+
+def _hartmann(x: Sequence[float]) -> float:
+    return -sum(
+        weight * math.exp(-sum(a * (each - p) ** 2 for each, a, p in zip(x, row, places, strict=True)))
+        for weight, row, places in zip((1.0, 1.2, 3.0, 3.2), _HARTMANN_A, _HARTMANN_P, strict=True)
+    )
+
+
+# Source: the virtual library of simulation experiments of Simon Fraser University, test functions of optimisation.
+FUNCTIONS = {
+    "Branin, 2": Function(((-5, 10), (0, 15)), _branin, 0.397887),
+    "sphere, 5": Function(((-5, 5),) * 5, _sphere),
+    "Rosenbrock, 4": Function(((-2, 2),) * 4, _rosenbrock),
+    "Rastrigin, 3": Function(((-5.12, 5.12),) * 3, _rastrigin),
+    "Ackley, 5": Function(((-15, 30),) * 5, _ackley),
+    "Hartmann, 6": Function(((0, 1),) * 6, _hartmann, -3.32237),
+}
+
+
+def of_tuner(name: str, function: str, seed: int, trials: int) -> float:
+    """The least value that a tuner of ours finds, as far above the function's least."""
+    problem, tuner = FUNCTIONS[function], _made(name, function, seed)
+    least, key, noises = math.inf, 0, Random(seed)
+    whole = WITH_BUDGET.get(name, {}).get("max_budget", 60)
+    left = trials * whole
+    while left > 0:
+        suggestion = tuner.ask(key)
+        assert suggestion is not None
+        budget = suggestion.parameters.pop(BUDGET, whole)
+        value = problem.value(list(suggestion.parameters.values())) - problem.least
+        tuner.tell(key, value * math.exp(NOISE * noises.gauss(0, 1) * (1 - budget / whole)))
+        if budget == whole:
+            least = min(least, value)
+        key, left = key + 1, left - budget
+    return least
+
+
+def _made(name: str, function: str, seed: int) -> Tuner:
+    """As an experiment file has it."""
+    document = {
+        "experimentName": "quality",
+        "trialCommand": "true",
+        "trialCodeDirectory": ".",
+        "trialConcurrency": 1,
+        "trainingService": {"platform": "local"},
+        "searchSpace": {
+            f"x{number}": {"_type": "uniform", "_value": list(bound)}
+            for number, bound in enumerate(FUNCTIONS[function].bounds)
+        },
+        "tuner": {
+            "name": name,
+            "classArgs": {"optimize_mode": "minimize", "seed": seed, **WITH_BUDGET.get(name, {})},
+        },
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "experiment.yml")
+        file.write_text(json.dumps(document))  # JSON is YAML
+        return make_tuner(read_experiment_file(file))
+
+
+def of_sampler(name: str, function: str, seed: int, trials: int) -> float:
+    """The least value that a sampler of Optuna's finds when it is asked without us."""
+    problem = FUNCTIONS[function]
+    study = optuna.create_study(sampler=SAMPLERS[name](seed))
+    for _ in range(trials):
+        trial = study.ask()
+        at = [trial.suggest_float(f"x{number}", *bound) for number, bound in enumerate(problem.bounds)]
+        study.tell(trial, problem.value(at))
+    return float(study.best_value) - problem.least
+
+
+def _found(which: str, name: str, function: str, seed: int, trials: int) -> float:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    # Some of Optuna's samplers may change, and QMC's says that it cannot know which processes share it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return {"tuner": of_tuner, "sampler": of_sampler}[which](name, function, seed, trials)
+
+
+def tuners_here() -> list[str]:
+    """Those whose libraries are installed."""
+    names = (*SAMPLERS, *WITHOUT_SAMPLER, *WITH_BUDGET)
+    return [name for name in names if reason_against_tuner(name) is None]
+
+
+def quality(
+    names: Sequence[str],
+    functions: Sequence[str] = tuple(FUNCTIONS),
+    seeds: int = SEEDS,
+    trials: int = TRIALS,
+    processes: int = 2,
+) -> list[Row]:
+    """A row for each tuner and function. `processes` 1: in this one."""
+    asked = {
+        (which, each, function)
+        for function in functions
+        for name in names
+        for which, each in (
+            ("tuner", name),
+            *((("sampler", name),) if name in SAMPLERS else (("sampler", "Random"), ("sampler", "TPE"))),
+        )
+    }
+    jobs = [(*one, seed, trials) for one in sorted(asked) for seed in range(seeds)]
+    if processes == 1:
+        values = list(starmap(_found, jobs))
+    else:
+        with ProcessPoolExecutor(processes) as pool:
+            values = list(pool.map(_found, *zip(*jobs, strict=True)))
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for (*of, _, _), value in zip(jobs, values, strict=True):
+        found.setdefault(tuple(of), []).append(value)
+    return [_row(name, function, found) for name in names for function in functions]
+
+
+def _row(name: str, function: str, found: dict[tuple[str, str, str], list[float]]) -> Row:
+    ours = found["tuner", name, function]
+    theirs = found["sampler", name if name in SAMPLERS else "Random", function]
+    median, their_median = statistics.median(ours), statistics.median(theirs)
+    if name in SAMPLERS:
+        # Whether ours would be so much worse if it were as good.
+        is_chance = float(mannwhitneyu(ours, theirs, alternative="greater").pvalue) > CHANCE
+        shown, goal = f"Optuna's {name} {their_median:.3g}", "no worse"
+        holds = median <= their_median or is_chance
+    else:
+        of_tpe = statistics.median(found["sampler", "TPE", function])
+        shown, goal = f"Random {their_median:.3g}, Optuna's TPE {of_tpe:.3g}", "below Random"
+        holds = median < their_median
+    return Row(f"{name} on {function}", f"{median:.3g}", shown, f"{median / their_median:.2f} x", goal, holds)
+
+
+def main() -> int:
+    """Compute and print; 1 when a tuner of ours finds less than it has to."""
+    parser = argparse.ArgumentParser(description="The best value that tuners find, beside Optuna's samplers.")
+    parser.add_argument("tuners", nargs="*", help="their names; all by default")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    arguments = parser.parse_args()
+    os.nice(10)
+    rows = quality(arguments.tuners or tuners_here(), seeds=arguments.seeds)
+    print(render(rows))
+    return 0 if all(row.holds for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
