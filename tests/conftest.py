@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from real_experiment import RealExperiment
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
+
+# How long an example takes says nothing on a machine that has other work.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True, scope="session")

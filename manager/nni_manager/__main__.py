@@ -65,7 +65,7 @@ def main() -> int:
             return 0
         with StoreReader(folder.database) as reader:
             config = ExperimentConfig.from_json(reader.experiment().config)
-        if config.pai is not None:
+        if config.pai is not None or config.kubernetes is not None:
             # What it writes on the shared storage is for the users that containers run as. Its own folder stays closed.
             os.umask(0o022)
         open_files.raise_limit()
@@ -130,7 +130,9 @@ class _Manager:
             self._config,
             self._folder,
             make_service,
-            make_tuner(self._config, services.checkpoints_of(self._config, self._folder), self._folder.log),
+            lambda config: make_tuner(
+                config, services.checkpoints_of(config, self._folder), self._folder.log
+            ),
             make_assessment(self._config, self._folder.log),
         )
         server = KeeperServer(engine.keepers)

@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import ExperimentConfig, PaiConfig
-from nni_manager.errors import UserMistake
+from nni_manager.config.model import (
+    AzureStorage,
+    ClaimStorage,
+    ExperimentConfig,
+    KubernetesConfig,
+    NfsStorage,
+    PaiConfig,
+)
+from nni_manager.errors import Bug, UserMistake
 from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
 from trial_keeper.wire.workspace import Workspace
@@ -26,7 +33,8 @@ if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service
     from nni_manager.training_services.openpai.job import JobTemplate
     from nni_manager.training_services.openpai.protocol import Storage
-    from nni_manager.training_services.openpai.rest import OpenPai, Patience
+    from nni_manager.training_services.openpai.rest import OpenPai
+    from nni_manager.training_services.patience import Patience
 
 _LOOPBACK = "127."
 # The cluster of this machine is asked by few, and sets them no limit.
@@ -45,7 +53,7 @@ def make_service(
         TryAgain: the cluster of this machine does not start now.
     """
     if config.kubernetes is not None:
-        raise UserMistake(not_here_yet(config))
+        return _on_kubernetes(config, config.kubernetes, folder)
     pai = config.pai
     if pai is None:
         from nni_manager.training_services.local.client import LocalTrainingService
@@ -83,8 +91,12 @@ def checkpoints_of(config: ExperimentConfig, folder: ExperimentFolder) -> Path:
     if config.tuner.name == "PBTTuner":
         checkpoints = folder.workspace.checkpoints
         checkpoints.mkdir(exist_ok=True)
-        if config.pai is not None:
+        if config.pai is not None or config.kubernetes is not None:
             checkpoints.chmod(OPEN_TO_ALL)  # for the users that containers run as
+    if config.kubernetes is not None:
+        from nni_manager.training_services.frameworkcontroller.render import MOUNT
+
+        return Workspace(Path(MOUNT) / folder.experiment_id).checkpoints
     if config.pai is None or (config.pai.is_local and not mounts_work()):
         return folder.workspace.checkpoints.resolve()
     return Workspace(Path(config.pai.mount) / folder.experiment_id).checkpoints
@@ -187,13 +199,80 @@ def running_here(patience: Patience | None = None) -> OpenPai | None:
     return None if service is None else _entered(service, patience)
 
 
-def not_here_yet(config: ExperimentConfig) -> str:
-    """What to say of an experiment whose platform this version reads, and does not run."""
-    return (
-        f"cannot run {config.config_path.name} on {config.training_service}: the file is right, and this version runs "
-        "experiments on this machine and on OpenPAI only; write trainingServicePlatform: local or pai (in NNI's second schema, "
-        "trainingService.platform: local or openpai)"
+def _on_kubernetes(
+    config: ExperimentConfig, kubernetes: KubernetesConfig, folder: ExperimentFolder
+) -> Callable[[Callable[[JobEnded], None]], TrainingService]:
+    from nni_manager.training_services.frameworkcontroller.client import FrameworkControllerService
+    from nni_manager.training_services.kubernetes.api import Kubernetes
+
+    refuse_what_runs_nowhere_yet(config)
+    logins = {}
+    for path in {role.registry_login for role in kubernetes.roles if role.registry_login is not None}:
+        try:
+            logins[path] = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserMistake(
+                f"cannot read privateRegistryAuthPath {path}: {error}; log in to the registry again with `docker login`"
+            ) from error
+    cluster = Kubernetes()
+    return lambda on_job_ended: FrameworkControllerService(
+        cluster, kubernetes, folder.workspace, on_job_ended, logins
     )
+
+
+def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
+    """Refuse an experiment on Kubernetes that this version reads, and does not run.
+
+    Raises:
+        UserMistake: it is one.
+    """
+    kubernetes = config.kubernetes
+    if kubernetes is None:
+        return
+    name = config.config_path.name
+    if kubernetes.operator != "frameworkcontroller":
+        raise UserMistake(
+            f"cannot run {name} on {config.training_service}: the file is right, and this version runs experiments on this "
+            "machine, on OpenPAI and on FrameworkController only; write trainingServicePlatform: local, pai or "
+            "frameworkcontroller (in NNI's second schema, trainingService.platform: local, openpai or frameworkcontroller)"
+        )
+    if kubernetes.template is not None:
+        raise UserMistake(
+            f"cannot run {name} with configPath: the file is right, and this version makes jobs of trial.taskRoles only; "
+            "describe the roles there"
+        )
+    match kubernetes.storage:
+        case AzureStorage():
+            raise UserMistake(
+                f"cannot run {name} with azureStorage: the file is right, and this version gives containers NFS exports and "
+                "claims only; write storage: nfs or storage: pvc"
+            )
+        case ClaimStorage(path, None):
+            raise UserMistake(
+                f"cannot run {name} with pvc alone: containers mount the claim by its name; write it beside the path, e.g. "
+                f"pvc: {{path: {path}, name: nni}}"
+            )
+
+
+def storage_here(config: ExperimentConfig) -> Path | None:
+    """Where this machine has the storage that it shares with jobs; None when those run here.
+
+    Raises:
+        NotMounted: it has it nowhere.
+    """
+    from nni_manager.training_services.mounts import folder_of_export
+
+    if config.pai is not None:
+        return config.pai.storage
+    if config.kubernetes is None:
+        return None
+    match config.kubernetes.storage:
+        case NfsStorage(server, path):
+            return folder_of_export(server, path)
+        case ClaimStorage(path):
+            return path
+        case AzureStorage():
+            raise Bug("cannot say where an Azure share is: nobody refused it in time; please report it")
 
 
 def address_for_keepers(config: ExperimentConfig) -> str:
@@ -202,21 +281,29 @@ def address_for_keepers(config: ExperimentConfig) -> str:
     Raises:
         UserMistake: the cluster's host has no address.
     """
-    if config.pai is None or config.pai.is_local:
+    if config.kubernetes is None and (config.pai is None or config.pai.is_local):
         return "127.0.0.1"
     if config.nni_manager_ip is not None:
         return config.nni_manager_ip
-    host = urlsplit(open_cluster(config.pai).address).hostname
+    what, host = _cluster_address(config)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, _ANY_PORT))
         except OSError as error:
             raise UserMistake(
-                f"cannot find the way to OpenPAI at {host}: {error.strerror}; correct paiConfig.host, or write the address of "
-                "this machine as nniManagerIp"
+                f"cannot find the way to {what} at {host}: {error.strerror}; correct that address, or write the address of this "
+                "machine as nniManagerIp"
             ) from error
         address: str = probe.getsockname()[0]
     return address
+
+
+def _cluster_address(config: ExperimentConfig) -> tuple[str, str | None]:
+    if config.pai is not None:
+        return "OpenPAI", urlsplit(open_cluster(config.pai).address).hostname
+    from nni_manager.training_services.kubernetes.login import log_in
+
+    return "Kubernetes", urlsplit(log_in().address).hostname
 
 
 def listens_at(address: str) -> str:

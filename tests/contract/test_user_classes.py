@@ -8,12 +8,13 @@ import psutil
 import pytest
 from real_experiment import wait_until
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import UserClass
 from nni_manager.domain.metrics import Reported
 from nni_manager.errors import Bug
 from nni_manager.tuner import user_process
 from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import KnownResult, Later, PastTrial, TrialResult
+from nni_manager.tuner.base import Later, PastTrial, TrialResult
 from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
 
@@ -124,6 +125,25 @@ def test_a_tuner_without_parameters_is_asked_again_and_history_rebuilds_it(a_tun
         rebuilt.restore([])
     with pytest.raises(Bug, match="is not of this search space"):
         a_tuner().restore([PastTrial(0, {}, {}, None, ended=False)])
+
+
+def test_history_is_told_again_in_the_order_of_before(a_tuner):
+    code = """
+    from nni.tuner import Tuner
+    class Mine(Tuner):
+        def update_search_space(self, search_space):
+            self.seen = []
+        def generate_parameters(self, parameter_id, **kwargs):
+            self.seen.append(parameter_id)
+            return {"seen": list(self.seen)}
+        def receive_trial_result(self, parameter_id, parameters, value, **kwargs):
+            self.seen.append(-parameter_id)
+    """
+    tuner = a_tuner(code)
+    past = [PastTrial(key, {}, {"parameter_id": 9 - key}, 1.0, True, "t", "1.0", True) for key in range(8)]
+    tuner.restore(past)
+    seen = tuner.ask(8).parameters["seen"]
+    assert seen == [*(sign * number for number in range(2, 10) for sign in (1, -1)), 10]
 
 
 def test_results_of_elsewhere_are_told_as_nni_tells_them(a_tuner):
@@ -365,6 +385,7 @@ def test_an_assessor_sees_results_as_they_were_reported(an_assessor, tmp_path):
     assessment.end("Abc12", has_succeeded=False)
     assessment.restore([PastCourse("Old11", 0, [1.0], True)])
     assert assessment.hear("Def34", 0, [1])
+    assessment.close()
     assert (tmp_path / "assessor.log").read_text().splitlines()[1:] == [
         "Abc12 [0.75, {'acc': 0.9}] {}",
         "Abc12 [0.75, {'acc': 0.9}, 0.25] {}",

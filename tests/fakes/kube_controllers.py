@@ -4,6 +4,7 @@ Each looks at what happened, and makes one step at a time towards what is wanted
 the real ones tell (tests/golden/kubernetes has recordings of those).
 """
 
+import contextlib
 import threading
 import uuid
 
@@ -48,7 +49,9 @@ class Controllers:
                     self._collect(entry)
                     self._finish_namespace(entry)
                     for framework in self._concerned(entry):
-                        framework_step(self._store, framework)
+                        # What is refused now may not be when something changes, and is done again then.
+                        with contextlib.suppress(Refused):
+                            framework_step(self._store, framework)
 
     # ---- garbage
 
@@ -70,15 +73,16 @@ class Controllers:
         meta, store = found["metadata"], self._store
         if "deletionTimestamp" not in meta or FOREGROUND not in meta.get("finalizers", []):
             return
-        blocking = 0
+        is_blocked = False
         for each_kind, namespace, name in store.dependents(meta["uid"]):
             each = store.get(each_kind, namespace, name)["metadata"]
-            blocking += any(owner.get("blockOwnerDeletion") for owner in each["ownerReferences"])
+            is_gone = False
             if "deletionTimestamp" not in each:
                 policy = "Foreground" if store.dependents(each["uid"]) else "Background"
                 _, is_gone = store.delete(each_kind, namespace, name, {"propagationPolicy": policy})
-                blocking -= is_gone
-        if blocking <= 0:
+            blocks = any(owner.get("blockOwnerDeletion") for owner in each["ownerReferences"])
+            is_blocked = is_blocked or (blocks and not is_gone)
+        if not is_blocked:
             store.change(kind, meta.get("namespace", ""), meta["name"], _without_foreground)
 
     def _finish_namespace(self, entry):
@@ -163,7 +167,10 @@ def framework_step(store, framework):
             )
         status["state"] = "AttemptDeletionRequested"
     elif state in ("AttemptDeletionRequested", "AttemptDeleting"):
-        if store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"]) is not None:
+        config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
+        if config_map is not None and not store.dependents(config_map["metadata"]["uid"]):
+            return  # it is about to go
+        if config_map is not None:
             status["state"] = "AttemptDeleting"
         else:
             for _, _, task in _tasks(framework):

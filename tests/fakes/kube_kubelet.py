@@ -105,7 +105,7 @@ class Kubelet:
         meta, uid = pod["metadata"], pod["metadata"]["uid"]
         running = self._pods.get(uid)
         if "deletionTimestamp" in meta:
-            if running is None or not running.thread.is_alive():
+            if running is None or running.is_over:
                 self._store.remove(PODS, meta["namespace"], meta["name"])
             elif not running.is_stopping:
                 running.stop(meta["deletionGracePeriodSeconds"])
@@ -266,7 +266,7 @@ class _Pod:
     def __init__(self, node, pod):
         self._node, self._pod = node, pod
         self.processes: list[subprocess.Popen] = []
-        self.is_stopping = self._is_killed = False
+        self.is_stopping = self.is_over = self._is_killed = False
         self.killed_for, self.evicted_for = "Error", ""
         self._grace: threading.Timer | None = None
         folders = node.folders(pod)
@@ -317,6 +317,7 @@ class _Pod:
         finally:
             if self._grace is not None:
                 self._grace.cancel()
+            self.is_over = True
             self._node.look_again()
 
     def _run_all(self):

@@ -35,14 +35,16 @@ from trial_keeper.wire.messages import AttemptKey, Stream
 _LOOK_AGAIN_S = 0.05
 
 
-def wait_until(is_true: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+def wait_until(
+    is_true: Callable[[], Any], what: str, timeout_s: float = 60.0, every_s: float = _LOOK_AGAIN_S
+) -> Any:
     """Look until it is so; what it returned. Other processes' progress has no event to wait for."""
     gives_up_at_s = time.monotonic() + timeout_s
     never = threading.Event()
     while not (result := is_true()):
         if time.monotonic() > gives_up_at_s:
             raise AssertionError(f"after {timeout_s:g} s still not: {what}")
-        never.wait(_LOOK_AGAIN_S)
+        never.wait(every_s)
     return result
 
 
@@ -80,7 +82,7 @@ async def a_manager_here(
         experiment.config,
         experiment.folder,
         make_service,
-        make_tuner(experiment.config),
+        make_tuner,
         make_assessment(experiment.config),
     )
     server = KeeperServer(engine.keepers)
@@ -212,12 +214,15 @@ class RealExperiment:
         summary: dict[str, Any] = self.get("/summary")
         return summary
 
-    def wait_for_status(self, *statuses: str, timeout_s: float = 90.0) -> dict[str, Any]:
+    def wait_for_status(
+        self, *statuses: str, timeout_s: float = 90.0, every_s: float = _LOOK_AGAIN_S
+    ) -> dict[str, Any]:
         """Wait for one of the experiment's states; the summary then."""
         summary = wait_until(
             lambda: (seen := self.summary())["status"] in statuses and seen,
             f"the experiment is {statuses}",
             timeout_s,
+            every_s,
         )
         assert isinstance(summary, dict)
         return summary

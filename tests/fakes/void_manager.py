@@ -18,7 +18,7 @@ async def serve(folder: ExperimentFolder, port: int) -> None:
     """Until somebody ends this process."""
     with StoreReader(folder.database) as reader:
         config = ExperimentConfig.from_json(reader.experiment().config)
-    engine = Engine(config, folder, Void, make_tuner(config))
+    engine = Engine(config, folder, Void, make_tuner)
     server = KeeperServer(engine.keepers)
     await engine.restore()
     await server.start("127.0.0.1", port)

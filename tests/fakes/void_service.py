@@ -60,7 +60,7 @@ def an_engine(experiment, state=JobPresence.UNKNOWN, kind=Void):
         experiment.config,
         experiment.folder,
         make,
-        make_tuner(experiment.config),
+        make_tuner,
         make_assessment(experiment.config),
     ), services[0]
 

@@ -47,7 +47,7 @@ def test_bad_trials_are_stopped_early_the_grid_ends_and_the_next_manager_knows_w
     ignorant, restored = make_assessment(config), make_assessment(config)
 
     async def restore():
-        engine = Engine(config, experiment.folder, Void, make_tuner(config), restored)
+        engine = Engine(config, experiment.folder, Void, make_tuner, restored)
         await engine.restore()
         await engine.close()
 

@@ -199,7 +199,7 @@ def test_large_metadata_and_other_calls_are_gRPCs_to_refuse(hostile):  # noqa: N
         assert hostile.answer(hello, method=method)[0] is CODE.UNIMPLEMENTED
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_noise_in_the_middle_of_words_gets_a_documented_status(hostile, data):
     key = hostile.key

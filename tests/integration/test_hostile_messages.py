@@ -84,7 +84,7 @@ def messages(own, other):
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_were(a_real_experiment, data):
     experiment = a_real_experiment("pass\n", trialConcurrency=2, maxTrialNum=2)

@@ -99,7 +99,8 @@ def test_wrong_requests_get_one_clear_sentence(done):
         ("GET", "/metric-data?type=WRONG", 400, "PERIODICAL"),
         ("DELETE", f"/trial-jobs/{first}", 409, "SUCCEEDED already"),
         ("GET", "/no-such-path", 404, "cannot"),
-        ("PUT", "/experiment", 405, "cannot"),
+        ("PATCH", "/experiment", 405, "cannot"),
+        ("PUT", "/experiment", 400, "no JSON"),
     ]:
         response = done.ask(method, path)
         assert (response.status_code, word in response.text) == (status, True), (path, response.text)

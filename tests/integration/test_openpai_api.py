@@ -363,7 +363,7 @@ def test_no_request_whatever_is_in_it_makes_the_server_fail(here):
     here.client().submit(text_of(a_job()))
     admin = here.client("ada", application=False)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(
         st.sampled_from(["GET", "POST", "PUT", "DELETE"]),
         st.sampled_from(PATHS),

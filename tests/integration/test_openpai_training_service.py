@@ -13,7 +13,8 @@ from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.openpai import client
 from nni_manager.training_services.openpai.client import OpenPaiService
 from nni_manager.training_services.openpai.job import template_of
-from nni_manager.training_services.openpai.rest import OpenPai, Patience
+from nni_manager.training_services.openpai.rest import OpenPai
+from nni_manager.training_services.patience import Patience
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace

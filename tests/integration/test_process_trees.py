@@ -735,6 +735,20 @@ said["of_a_running_one"] = trial.poll()
 trial.signal(kill=True)
 said["killed"] = [end_of(trial), trial.leftovers(), children() == kept]
 
+ends = set()
+for _ in range(20):  # also in its first moment, before it leads a group
+    trial = TrialProcess.of(warm.start(start), spared, sys_dir=str(folder))
+    trial.signal(kill=False)
+    ends.add(end_of(trial))
+said["stopped_at_once"] = [*ends, children() == kept]
+
+(folder / "train.py").write_text("import sys\nsys.exit(6)\n")
+warm.prepare(start)
+trial = TrialProcess.started("exit 4", str(folder), environ, out, err, spared)
+said["beside_one_that_is_prepared"] = [end_of(trial), trial.leftovers(), children() == kept]
+trial = TrialProcess.of(warm.start(start), spared, sys_dir=str(folder))
+said["prepared"] = [end_of(trial), trial.leftovers(), children() == kept]
+
 said["ended"] = ended.wait()
 said["helper"] = [helper.poll(), len(Path(f"/proc/{helper.pid}/task/{helper.pid}/children").read_text().split())]
 os.killpg(helper.pid, 9)
@@ -754,6 +768,9 @@ def test_what_is_spared_outlives_every_trial_and_is_left_to_its_owner(tmp_path):
         "warm": [5, [], True],
         "of_a_running_one": None,
         "killed": [-KILL, [], True],
+        "stopped_at_once": [-signal.SIGTERM, True],
+        "beside_one_that_is_prepared": [4, [], True],
+        "prepared": [6, [], True],
         "ended": 7,
         "helper": [None, 2],
     }

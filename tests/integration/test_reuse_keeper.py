@@ -266,6 +266,31 @@ def test_a_warm_trial_reports_stops_and_ends_like_any_other(site):
     assert job.leave() == 0
 
 
+def test_a_warm_trial_that_was_given_ahead_is_itself_and_one_that_was_called_back_leaves_no_trace(site):
+    (site.code / "warming.py").write_text("print('warming')\n")
+    (site.code / "train.py").write_text(
+        "import os, sys\n"
+        "print(os.environ['NNI_TRIAL_JOB_ID'], os.environ['NNI_SYS_DIR'], os.getsid(0) == os.getpid(), flush=True)\n"
+        "open(sys.argv[1]).read()\n"
+    )
+    gates = [site.gate(f"gate{number}") for number in range(4)]
+    job = Job(site, warm_imports=("json",))
+    until_warm(job)
+    trials = [job.give(f"{sys.executable} train.py {gate}") for gate in gates]
+    wait_for_text(site.attempt(key_of(trials[0])).stream(Stream.STDOUT), b"True")
+    site.manager.send(StopTrial(trials[1], ExitReason.STOPPED_BY_USER))
+    for number in (0, 2, 3):
+        wait_for_text(site.attempt(key_of(trials[number])).stream(Stream.STDOUT), b"True")
+        site.open_gate(f"gate{number}")
+    for number in (0, 2, 3):
+        key = key_of(trials[number])
+        assert job.end_of(trials[number]).exit_code == 0
+        assert site.file(Stream.STDOUT, key).decode() == f"{trials[number]} {site.attempt(key).path} True\n"
+        assert WARM.encode() in site.file(Stream.KEEPER, key)
+    assert site.workspace.attempts_of(trials[1]) == []
+    assert job.leave() == 0
+
+
 def test_a_command_that_needs_a_shell_starts_plainly_and_that_is_said_once(site):
     job = Job(site, warm_imports=("json",))
     for _ in range(3):

@@ -298,7 +298,7 @@ SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 
 
 @given(st.text(st.sampled_from("a.=-/ \t\n'\"\\$~*?[]{}!#&;|<>()`,%@^:+é\x01")))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_words_of_a_command_are_those_bash_makes_of_it(text):
     command = f"python train.py {text}"
     understood = warm_command(command)
@@ -445,6 +445,68 @@ def test_the_sdk_may_be_warm_and_knows_each_trial_anew(warm_of, site):
             0,
             str(i),
         )
+
+
+# ---- a trial that is prepared while another one runs
+
+
+def test_what_is_prepared_leaves_no_trace_until_it_starts_and_is_then_that_trial(warm, site):
+    site.write(
+        "import os, sys\nprint(sys.argv[1:], os.environ['NAME'], os.getsid(0) == os.getpid(), __file__)"
+    )
+    start = site.warm_start("a", environ=CONTAINER | TRIAL | {"NAME": "mine"})
+    warm.prepare(start)
+    assert not start.stdout.exists()
+    assert ended(warm.start(start)) == 0
+    assert text_of(start.stdout) == f"['a'] mine True {site.folder}/train.py\n"
+
+
+def test_what_was_prepared_makes_room_for_another_trial(warm, site):
+    site.write("import os, sys\nprint(sys.argv[1:], os.environ.get('NAME'))")
+    other = site.warm_start("other", environ=CONTAINER | TRIAL | {"NAME": "its own"})
+    for _ in range(3):
+        warm.prepare(other)
+    assert site.warmly(warm, "this") == (0, "['this'] None\n", "")
+    waiting_fork(warm)
+
+
+@pytest.mark.parametrize("after", ["print('new')", "print('old'", None])
+def test_a_script_that_changed_since_it_was_prepared_runs_as_it_is_now(warm, site, after):
+    site.write("print('old')")
+    start = site.warm_start(python=sys.executable)
+    warm.prepare(start)
+    waiting_fork(warm)
+    if after is None:
+        (site.folder / "train.py").unlink()
+    else:
+        site.write(after)
+    said = ended(warm.start(start)), text_of(start.stdout), text_of(start.stderr)
+    assert said == site.plainly(sys.executable)
+
+
+def test_what_compiling_a_script_says_comes_from_the_trial_and_once(warm_of, site):
+    interpreter = warm_of("random")
+    site.write("print(1 is 1)")
+    start = site.warm_start()
+    interpreter.prepare(start)
+    waiting_fork(interpreter)
+    assert not start.stderr.exists()
+    assert ended(interpreter.start(start)) == 0
+    assert text_of(start.stderr).count("SyntaxWarning") == 1
+
+
+def test_a_fork_that_is_killed_when_it_is_prepared_starts_nothing_and_the_next_one_works(warm, site):
+    site.write("print('here')")
+    start = site.warm_start()
+    warm.prepare(start)
+    fork = waiting_fork(warm)
+    wait_until(lambda: os.readlink(f"/proc/{fork.pid}/cwd") == str(site.folder), "it is prepared")
+    wait_until(lambda: fork.status() == psutil.STATUS_SLEEPING, "it has said so")
+    fork.kill()
+    os.waitpid(fork.pid, 0)
+    with pytest.raises(WarmStartRefused, match="died"):
+        warm.start(start)
+    assert site.warmly(warm)[:2] == (0, "here\n")
 
 
 # ---- what is worth holding

@@ -155,7 +155,7 @@ def test_a_secret_is_not_copied(code):
     assert [entry.path for entry in found.entries] == ["train.py"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.dictionaries(st.sampled_from(["a.py", "b/c.py", "d.txt", "e.PY"]), st.binary(max_size=50), min_size=1)
 )

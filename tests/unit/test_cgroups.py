@@ -143,7 +143,7 @@ WORDS = st.sampled_from(
 
 
 @given(cgroup=st.lists(WORDS).map("".join), mounts=st.lists(WORDS).map("".join))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_the_kernel_says_is_no_reason_to_fail(tmp_path_factory, cgroup, mounts):
     root = tmp_path_factory.mktemp("root")
     (root / "proc" / "self").mkdir(parents=True)

@@ -99,7 +99,7 @@ def make(folder, content):
             os.chmod(path, 0o700 if is_program else 0o600)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=st.dictionaries(NAMES, TREES, max_size=4))
 def test_a_keeper_unpacks_what_was_there_whatever_the_names(tmp_path_factory, content):
     place = Place(tmp_path_factory.mktemp("place"))

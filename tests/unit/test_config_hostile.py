@@ -227,7 +227,7 @@ def test_a_hostile_search_space_is_refused_soon_and_in_sentences(folder, name):
 
 
 @pytest.mark.parametrize("whole", [V1, V2])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_something_cut_out_or_put_in_is_taken_or_refused(folder, whole, data):
     text = whole
@@ -256,7 +256,7 @@ def test_a_file_with_something_cut_out_or_put_in_is_taken_or_refused(folder, who
     outcome(folder, text)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=200)
     | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))
@@ -279,7 +279,7 @@ ANYTHING = st.recursive(
 
 
 @pytest.mark.parametrize("whole", [V1, V2])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_anything_anywhere_is_taken_or_refused(folder, whole, data):
     document = yaml.safe_load(whole)

@@ -192,7 +192,8 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
         "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
-        "trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, logDir, "
+        "maxTrialDuration, maxTrialRetry, trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, "
+        "nniManagerIp, logDir, "
         "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
         "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",

@@ -140,7 +140,7 @@ def test_keys_may_be_written_with_underscores(place: Path) -> None:
         ("trialGpuNumber: 1\n", "", None, "trialGpuNumber", "cannot do without trialGpuNumber"),
         ("  username: ada\n", "", 6, "trainingService.username", "cannot do without trainingService.username"),
         ("name: Random", "name: Randm", 5, "tuner.name", "Random"),
-        ("tuner: ", "maxTrialDuration: 1h\ntuner: ", 5, "maxTrialDuration", "not in this version yet"),
+        ("tuner: ", "maxTrialDuration: soon\ntuner: ", 5, "maxTrialDuration", "is not a number and one of s, m, h, d"),
         ("space.json", "no.json", 1, "searchSpaceFile", "cannot use searchSpaceFile: there is no"),
         ("storage\n", "nowhere\n", 15, "trainingService.localStorageMountPoint", "there is no folder"),
     ],

@@ -769,7 +769,7 @@ class KeeperLife(RuleBasedStateMachine):
 
 
 TestKeeperLife = KeeperLife.TestCase
-TestKeeperLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestKeeperLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("is_seen_while_it_runs", [True, False])

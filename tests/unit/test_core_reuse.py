@@ -6,6 +6,7 @@ from trial_keeper.core.events import (
     Effect,
     Event,
     Exit,
+    ForeseeTrial,
     LinkLost,
     LinkOpened,
     LinkRefused,
@@ -127,7 +128,7 @@ def test_a_trial_that_is_told_twice_is_run_once(play: Play) -> None:
 
 def test_a_trial_that_is_given_to_a_busy_keeper_begins_when_the_one_before_ends(play: Play) -> None:
     play.runs("first")
-    assert play.at(1, RunTrial("second")) == []
+    assert play.at(1, RunTrial("second")) == [ForeseeTrial("second")]
     assert play.at(1, RunTrial("second")) == []
     told = play.exits("first")
     assert [type(effect) for effect in told] == [RecordExit, Send, PrepareTrial]
@@ -135,6 +136,20 @@ def test_a_trial_that_is_given_to_a_busy_keeper_begins_when_the_one_before_ends(
     play.at(2, TrialAssigned(key_of("second")))
     play.at(2, TrialSpawned(key_of("second"), 1002.0))
     assert play.exits("second", 3)[-1] == IDLE
+
+
+def test_what_follows_is_foreseen_as_soon_as_it_is_known_while_another_trial_runs(play: Play) -> None:
+    play.runs("first")
+    for trial_id, effects in (("second", [ForeseeTrial("second")]), ("third", []), ("fourth", [])):
+        assert play.at(1, RunTrial(trial_id)) == effects
+    assert play.exits("first")[-1] == PrepareTrial("second")
+    play.at(2, TrialAssigned(key_of("second")))
+    assert play.at(2, TrialSpawned(key_of("second"), 1002.0))[-1] == ForeseeTrial("third")
+    assert play.at(2, StopTrial("third", ExitReason.STOPPED_BY_USER)) == [ForeseeTrial("fourth")]
+    assert play.exits("second", 3)[-1] == PrepareTrial("fourth")
+    play.at(3, TrialAssigned(key_of("fourth")))
+    told = play.at(3, TrialSpawned(key_of("fourth"), 1003.0))
+    assert not any(isinstance(effect, ForeseeTrial) for effect in told)
 
 
 def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -29,17 +30,21 @@ from nni_manager.domain.events import (
     JobGone,
     JobSubmitted,
     KeeperMatched,
+    LimitsChanged,
     MetricsStored,
     ParametersSuggested,
     SaveExperiment,
     SaveJob,
     SaveTrial,
     SaveUsage,
+    SearchSpaceChanged,
     SubmitJob,
     TaskReported,
+    TeachTuner,
     TellAssessor,
     TellTuner,
     TimePassed,
+    TrialProposed,
     TrialRefused,
     TrialStopAsked,
     TunerExhausted,
@@ -47,8 +52,9 @@ from nni_manager.domain.events import (
     TunerNotReady,
     UsageReported,
 )
-from nni_manager.domain.experiment import NEXT, Experiment, ExperimentEvent, ExperimentState, Limits
+from nni_manager.domain.experiment import NEXT, Experiment, ExperimentEvent, ExperimentState
 from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import (
     FINAL_STATE,
     NO_FINAL_RESULT,
@@ -69,6 +75,7 @@ class Search:
         self.asked: list[int] = []
         """Questions that the tuner has not answered."""
         self.told: list[TellTuner] = []
+        self.taught: list[TeachTuner] = []
         self.assessed: list[AskAssessor | TellAssessor] = []
         self.submitted: list[str] = []
         self.stopped: list[tuple[str, ExitReason]] = []
@@ -96,6 +103,8 @@ class Search:
                     self.asked.append(effect.sequence_id)
                 case TellTuner():
                     self.told.append(effect)
+                case TeachTuner():
+                    self.taught.append(effect)
                 case AskAssessor() | TellAssessor():
                     self.assessed.append(effect)
                 case SubmitJob():
@@ -125,6 +134,17 @@ class Search:
     def put_off(self, index: int = 0) -> None:
         """The tuner has no answer now."""
         self.handle(TunerNotReady(self.asked.pop(index % len(self.asked))))
+
+    def propose(self, trial_id: str) -> Trial:
+        """Somebody wants a trial of his own."""
+        self.handle(TrialProposed(trial_id, {"lr": 0.7}, 10.0))
+        return self.trial(trial_id)
+
+    def lose_job(self, trial_id: str, reason: ExitReason = ExitReason.JOB_LOST) -> list[Effect]:
+        return self.handle(JobGone(self.trial(trial_id).job_id, reason, "gone", 60.0))
+
+    def limit(self, **limits: Any) -> list[Effect]:
+        return self.handle(LimitsChanged(replace(self.experiment.limits, **limits)))
 
     def start(self, trial_id: str, attempt: int = 0) -> list[Effect]:
         return self.handle(AttemptStarted(AttemptKey(trial_id, attempt, "main"), 20.0))
@@ -165,8 +185,10 @@ def a_search() -> Callable[..., Search]:
         max_duration_s: float | None = None,
         maximize: bool = True,
         is_begun: bool = True,
+        **limits: Any,
     ) -> Search:
-        search = Search(Experiment("exp", Limits(concurrency, max_trials, max_duration_s), maximize))
+        limits = {"max_trials": max_trials, "max_duration_s": max_duration_s, **limits}
+        search = Search(Experiment("exp", Limits(concurrency, **limits), maximize))
         if is_begun:
             search.handle(Begun())
         return search
@@ -186,6 +208,7 @@ def restored(search: Search) -> Search:
         keeper_has_matched=before.keeper_has_matched,
     )
     after.restore(before.trials.values())
+    after.restore_jobs([Job(job_id) for job_id in before.jobs.live], [])
     return Search(after)
 
 
@@ -320,12 +343,11 @@ def test_places_taken_away_are_not_filled_again_and_new_ones_are(a_search) -> No
     search = a_search(concurrency=3, max_trials=None)
     for _ in range(3):
         search.suggest()
-    search.experiment.limits.concurrency = 1
+    search.handle(LimitsChanged(Limits(1, None, None)))
     search.run("t0")
     search.run("t1")
     assert search.asked == []
-    search.experiment.limits.concurrency = 4
-    search.handle(TimePassed())
+    search.handle(LimitsChanged(Limits(4, None, None)))
     assert search.asked == [3, 4, 5]
 
 
@@ -987,6 +1009,258 @@ def test_a_resume_forgets_the_error_of_before(a_search) -> None:
     assert (search.experiment.error, search.finishes) == ("again", 2)
 
 
+# ---- limits that change
+
+
+@pytest.mark.parametrize("raised", [{"max_trials": 4}, {"max_trials": None}])
+def test_an_experiment_that_is_done_goes_on_when_it_may_make_more_trials(a_search, raised) -> None:
+    search = a_search(concurrency=1, max_trials=2)
+    for trial_id in ("t0", "t1"):
+        search.suggest()
+        search.run(trial_id)
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+    assert SaveExperiment() in search.limit(**raised)
+    assert (search.state, search.asked) == (ExperimentState.RUNNING, [2])
+    search.run(search.suggest())
+    search.limit(max_trials=3)
+    assert search.asked == [3], "a question that is under way still becomes a trial"
+    search.run(search.suggest())
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 2)
+
+
+def test_time_that_is_added_after_the_end_counts_from_then_on(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=None, max_duration_s=60)
+    search.start(search.suggest())
+    search.now_s = 70
+    search.run("t0")
+    assert search.state is ExperimentState.DONE
+    search.now_s = 1000
+    search.limit(max_duration_s=80)
+    assert (search.state, search.asked) == (ExperimentState.RUNNING, [1])
+    assert search.experiment.duration_s(1000) == 70
+    assert search.experiment.time_runs_out_at_s == 1010
+
+
+@pytest.mark.parametrize("change", [{"concurrency": 3}, {"max_trial_duration_s": 5.0}, {"max_trials": 1}])
+def test_a_change_that_leaves_no_room_begins_nothing(a_search, change) -> None:
+    search = a_search(concurrency=1, max_trials=1)
+    search.run(search.suggest())
+    search.limit(**change)
+    assert (search.state, search.asked, search.finishes) == (ExperimentState.DONE, [], 1)
+
+
+@pytest.mark.parametrize("state", [ExperimentState.ERROR, ExperimentState.STOPPED, ExperimentState.STOPPING])
+def test_what_has_failed_or_was_stopped_goes_on_with_a_resume_only(a_search, state) -> None:
+    search = a_search(concurrency=1, max_trials=1)
+    search.suggest()
+    search.experiment.state = state
+    search.limit(max_trials=5)
+    search.handle(SearchSpaceChanged())
+    assert (search.state, search.asked) == (state, [])
+    assert not search.experiment.takes_trials
+    search.handle(Begun())
+    assert search.experiment.limits.max_trials == 5
+
+
+def test_a_lower_limit_ends_the_asking_and_nothing_that_runs(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=10)
+    search.start(search.suggest())
+    search.start(search.suggest())
+    search.limit(max_trials=1)
+    assert search.state is ExperimentState.NO_MORE_TRIAL
+    assert search.stopped == []
+
+
+def test_another_search_space_may_have_more_trials(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=None)
+    search.run(search.suggest())
+    search.asked.clear()
+    search.handle(TunerExhausted())
+    assert search.state is ExperimentState.DONE
+    search.handle(SearchSpaceChanged())
+    assert (search.state, search.asked) == (ExperimentState.RUNNING, [2])
+
+
+# ---- trials that run for too long
+
+
+def test_a_trial_over_its_time_is_stopped_for_that_reason_and_another_one_takes_its_place(a_search) -> None:
+    search = a_search(concurrency=2, max_trials=3, max_trial_duration_s=30.0)
+    search.start(search.suggest())
+    search.now_s = 10
+    search.start(search.suggest())
+    assert search.experiment.time_runs_out_at_s == 30
+    search.now_s = 29.9
+    search.handle(TimePassed())
+    assert search.stopped == []
+    search.now_s = 30
+    search.handle(TimePassed())
+    assert search.stopped == [("t0", ExitReason.TIME_LIMIT)]
+    assert search.experiment.time_runs_out_at_s == 40
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert (search.trial("t0").state, search.trial("t0").reason) == (
+        TrialState.SYS_CANCELED,
+        ExitReason.TIME_LIMIT,
+    )
+    assert search.told == [TellTuner(0, None)]
+    assert search.asked == [2]
+
+
+def test_a_trial_that_succeeds_at_the_last_moment_has_succeeded(a_search) -> None:
+    search = a_search(max_trial_duration_s=30.0)
+    search.start(search.suggest())
+    search.report("t0", "0.5")
+    search.now_s = 31
+    search.handle(TimePassed())
+    search.end("t0")
+    search.deliver("t0")
+    assert search.told == [TellTuner(0, 0.5)]
+
+
+def test_time_of_waiting_and_of_an_attempt_before_does_not_count(a_search) -> None:
+    search = a_search(concurrency=1, max_trial_duration_s=30.0)
+    search.suggest()
+    search.now_s = 100
+    search.start("t0")
+    search.now_s = 125
+    search.start("t0", attempt=1)
+    search.now_s = 140
+    search.handle(TimePassed())
+    assert search.stopped == []
+    search.now_s = 155
+    search.handle(TimePassed())
+    assert search.stopped == [("t0", ExitReason.TIME_LIMIT)]
+
+
+def test_a_limit_that_is_set_later_holds_for_those_that_run_and_over_a_resume(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.now_s = 50
+    search.limit(max_trial_duration_s=60.0)
+    after = restored(search)
+    search.trial("t0").heard_s = -50.0  # as the next manager finds out: it has run for so long already
+    after.handle(Begun())
+    assert after.experiment.time_runs_out_at_s == 10
+    after.now_s = 10
+    after.handle(TimePassed())
+    assert after.stopped == [("t0", ExitReason.TIME_LIMIT)]
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_last_result_of_a_trial_over_its_time_is_told_if_wanted(a_search, learns: bool) -> None:
+    search = a_search(max_trial_duration_s=30.0)
+    search.experiment.learns_from_early_stopped = learns
+    search.start(search.suggest())
+    search.report("t0", "0.5", "0.25", final=False)
+    search.now_s = 30
+    search.handle(TimePassed())
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert search.told == [TellTuner(0, 0.25 if learns else None)]
+
+
+# ---- trials that people propose
+
+
+def test_a_proposed_trial_is_the_next_one_and_the_tuner_learns_of_it(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=3)
+    search.start(search.suggest())
+    mine = search.propose("mine")
+    assert (mine.sequence_id, mine.is_customized, search.submitted) == (1, True, ["t0"])
+    search.run("t0")
+    assert (search.submitted, search.asked) == (["t0", "mine"], [])
+    search.run("mine", "0.5")
+    assert search.taught == [TeachTuner("mine", 0.5)]
+    assert search.told == [TellTuner(0, 1.0)]
+    assert search.asked == [2], "it counts among maxTrialNum"
+    search.run(search.suggest())
+    assert search.state is ExperimentState.DONE
+
+
+def test_a_proposed_trial_runs_whatever_limit_is_reached(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=1)
+    search.run(search.suggest())
+    assert search.state is ExperimentState.DONE
+    search.propose("mine")
+    assert (search.state, search.submitted) == (ExperimentState.NO_MORE_TRIAL, ["t0", "mine"])
+    search.run("mine", None)
+    assert (search.state, search.finishes, search.taught) == (ExperimentState.DONE, 2, [])
+
+
+def test_a_proposed_trial_without_a_place_can_be_stopped_and_outlives_its_manager(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=2)
+    search.start(search.suggest())
+    search.propose("mine")
+    search.propose("other")
+    search.handle(TrialStopAsked("mine", ExitReason.STOPPED_BY_USER, 40.0))
+    assert search.trial("mine").state is TrialState.USER_CANCELED
+    after = restored(search)
+    after.handle(Begun())
+    after.run("t0")
+    assert after.submitted == ["other"]
+
+
+# ---- what the cluster loses
+
+
+def test_a_trial_that_the_cluster_lost_begins_again_with_empty_hands(a_search) -> None:
+    search = a_search(concurrency=1, max_retries=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    effects = search.lose_job("t0", ExitReason.KEEPER_LOST)
+    trial = search.trial("t0")
+    assert ForgetTrial(trial) in effects
+    assert (trial.state, trial.final, trial.retries) == (TrialState.WAITING, None, 1)
+    assert "begun again, 1 of 1" in trial.warning
+    assert search.submitted == ["t0", "t0-1"]
+    search.start("t0", attempt=0)  # a ghost of the attempt that was lost
+    search.report("t0", "0.8")
+    assert (trial.state, trial.final) == (TrialState.WAITING, None)
+    search.start("t0", attempt=1)
+    search.report("t0", "0.5", attempt=1)
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.told == [TellTuner(0, 0.5)]
+    assert len(search.experiment.trials) == 1
+
+
+def test_it_is_begun_again_so_often_and_no_more(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=1, max_retries=2)
+    search.suggest()
+    for attempt in range(3):
+        assert search.trial("t0").state is TrialState.WAITING
+        search.start("t0", attempt)
+        search.lose_job("t0")
+    assert search.trial("t0").state is TrialState.FAILED
+    assert search.submitted == ["t0", "t0-1", "t0-2"]
+    assert search.state is ExperimentState.DONE
+
+
+@pytest.mark.parametrize(
+    "reason", sorted(set(ExitReason) - {ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.SUCCEEDED})
+)
+def test_what_is_no_fault_of_the_cluster_is_not_tried_again(a_search, reason: ExitReason) -> None:
+    search = a_search(concurrency=1, max_retries=3)
+    search.start(search.suggest())
+    search.lose_job("t0", reason)
+    assert search.trial("t0").state is FINAL_STATE[reason]
+
+
+def test_a_trial_that_failed_by_itself_or_was_stopped_is_not_tried_again(a_search) -> None:
+    search = a_search(concurrency=2, max_retries=3)
+    search.start(search.suggest())
+    search.start(search.suggest())
+    search.end("t0", ExitReason.NONZERO_EXIT)
+    search.lose_job("t0")
+    search.handle(TrialStopAsked("t1", ExitReason.STOPPED_BY_USER, 40.0))
+    search.lose_job("t1")
+    assert [search.trial(each).state for each in ("t0", "t1")] == [
+        TrialState.FAILED,
+        TrialState.USER_CANCELED,
+    ]
+
+
 # ---- everything at once
 
 TRIALS = st.integers(0, 30)
@@ -1000,6 +1274,8 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search = Search(Experiment("exp", Limits(3, 8, 500.0), maximize=True))
         self.late: list[tuple[str, int]] = []
         """Attempts whose keepers have spoken, and may speak again."""
+        self.most_at_once, self.most_trials = 3, 8
+        """What limits have ever allowed."""
         self._do(lambda: self.search.handle(Begun()))
 
     @property
@@ -1015,7 +1291,7 @@ class ExperimentLife(RuleBasedStateMachine):
             for trial_id, trial in self.experiment.trials.items()
             if trial.state.is_final
         }
-        told = len(self.search.told)
+        told, taught = len(self.search.told), len(self.search.taught)
         action()
         for trial_id, was in over.items():
             trial = self.search.trial(trial_id)
@@ -1025,6 +1301,14 @@ class ExperimentLife(RuleBasedStateMachine):
             for trial_id in before & self.experiment.trials.keys()
             if self.search.trial(trial_id).state.is_final
         ]
+        mine = [trial_id for trial_id in settled if self.search.trial(trial_id).is_customized]
+        settled = [trial_id for trial_id in settled if trial_id not in mine]
+        lessons = [self.experiment.lesson_of(self.search.trial(trial_id)) for trial_id in mine]
+        assert [each.value for each in self.search.taught[taught:]] == [
+            lesson for lesson in lessons if lesson is not None
+        ]
+        if not self.experiment.state.is_over:
+            self.search.finishes = 0
         told_now = [f"t{tell.sequence_id}" for tell in self.search.told[told:]]
         assert sorted(told_now) == sorted(settled), (
             "the tuner learns of every trial that is over, once, and of no other"
@@ -1035,6 +1319,10 @@ class ExperimentLife(RuleBasedStateMachine):
 
     def _ids(self, *states: TrialState) -> list[str]:
         return [trial.trial_id for trial in self.search.live if not states or trial.state in states]
+
+    @property
+    def with_jobs(self) -> list[str]:
+        return [trial.trial_id for trial in self.search.live if trial.job_id]
 
     @precondition(lambda self: self.search.asked)
     @rule()
@@ -1059,10 +1347,10 @@ class ExperimentLife(RuleBasedStateMachine):
         if happens:
             self._do(lambda: self.search.handle(TunerFailed("no", was_asked=False)))
 
-    @precondition(lambda self: self.search.submitted and self.search.live)
-    @rule(index=TRIALS, attempt=st.sampled_from([0, 0, 0, 1, 2]))
+    @precondition(lambda self: self.with_jobs)
+    @rule(index=TRIALS, attempt=st.sampled_from([0, 0, 0, 1, 2, 3]))
     def attempt_starts(self, index: int, attempt: int) -> None:
-        trial_id = self._pick(self._ids(), index)
+        trial_id = self._pick(self.with_jobs, index)
         self.late.append((trial_id, attempt))
         self._do(lambda: self.search.start(trial_id, attempt))
 
@@ -1088,11 +1376,38 @@ class ExperimentLife(RuleBasedStateMachine):
         trial_id, attempt = self.late[index % len(self.late)]
         self._do(lambda: self.search.deliver(trial_id, attempt))
 
-    @precondition(lambda self: self.search.live)
+    @precondition(lambda self: self.with_jobs)
     @rule(index=TRIALS, reason=st.sampled_from([ExitReason.JOB_LOST, ExitReason.VERSION]))
     def job_is_lost(self, index: int, reason: ExitReason) -> None:
-        trial_id = self._pick(self._ids(), index)
-        self._do(lambda: self.search.handle(JobGone(trial_id, reason, "gone", 60.0)))
+        trial_id = self._pick(self.with_jobs, index)
+        trial = self.search.trial(trial_id)
+        retries, was_stopped = trial.retries, trial.stop_reason is not None
+        self._do(lambda: self.search.lose_job(trial_id, reason))
+        if trial.retries > retries:
+            assert reason is ExitReason.JOB_LOST
+            assert not was_stopped
+            assert trial.retries <= self.experiment.limits.max_retries
+
+    @rule(
+        concurrency=st.integers(1, 4),
+        max_trials=st.sampled_from([4, 8, 12]),
+        max_duration_s=st.sampled_from([None, 50.0, 500.0]),
+        max_trial_duration_s=st.sampled_from([None, 20.0, 60.0]),
+        max_retries=st.integers(0, 2),
+    )
+    def user_changes_limits(self, **limits: Any) -> None:
+        self.most_at_once = max(self.most_at_once, limits["concurrency"])
+        self.most_trials = max(self.most_trials, limits["max_trials"])
+        self._do(lambda: self.search.limit(**limits))
+
+    @rule()
+    def search_space_changes(self) -> None:
+        self._do(lambda: self.search.handle(SearchSpaceChanged()))
+
+    @precondition(lambda self: self.experiment.takes_trials and len(self.experiment.trials) < 40)
+    @rule()
+    def user_proposes_a_trial(self) -> None:
+        self._do(lambda: self.search.propose(f"mine{len(self.experiment.trials)}"))
 
     @precondition(lambda self: self.experiment.trials)
     @rule(index=TRIALS)
@@ -1126,6 +1441,7 @@ class ExperimentLife(RuleBasedStateMachine):
     def manager_is_resumed(self) -> None:
         before = self.search
         self.search = restored(before)
+        self.search.now_s = before.now_s
         for trial in self.search.live:
             trial.ended = trial.latest_usage = None  # they are not stored
         self._do(lambda: self.search.handle(Begun()))
@@ -1137,8 +1453,21 @@ class ExperimentLife(RuleBasedStateMachine):
 
     @invariant()
     def limits_are_kept(self) -> None:
-        assert len(self.search.live) + len(self.search.asked) <= 3
-        assert len(self.experiment.trials) + len(self.search.asked) <= 8
+        assert len(self.with_jobs) + len(self.search.asked) <= self.most_at_once
+        asked = [trial for trial in self.experiment.trials.values() if not trial.is_customized]
+        assert len(asked) + len(self.search.asked) <= self.most_trials
+
+    @invariant()
+    def no_trial_runs_for_longer_than_it_may(self) -> None:
+        limit_s = self.experiment.limits.max_trial_duration_s
+        for trial in self.search.live:
+            if trial.state is TrialState.RUNNING and trial.heard_s is not None and limit_s is not None:
+                assert self.search.now_s - trial.heard_s < limit_s
+
+    @invariant()
+    def what_waits_without_a_job_waits_for_a_place(self) -> None:
+        waiting = {trial.trial_id for trial in self.search.live if not trial.job_id}
+        assert waiting == set(self.experiment.jobs.queue)
 
     @invariant()
     def a_trial_that_is_over_has_the_one_reason_of_its_state(self) -> None:
@@ -1168,10 +1497,10 @@ class ExperimentLife(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """However it was: when all trials end, it ends."""
-        for _ in range(30):
+        for _ in range(60):
             while self.search.asked:
                 self.tuner_suggests()
-            for trial in self.search.live:
+            for trial in [trial for trial in self.search.live if trial.job_id]:
                 self._do(lambda trial=trial: self.search.start(trial.trial_id, 9))
                 self._do(lambda trial=trial: self.search.end(trial.trial_id, attempt=9))
                 self._do(lambda trial=trial: self.search.deliver(trial.trial_id, 9))
@@ -1180,4 +1509,4 @@ class ExperimentLife(RuleBasedStateMachine):
 
 
 TestExperimentLife = ExperimentLife.TestCase
-TestExperimentLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestExperimentLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=50)

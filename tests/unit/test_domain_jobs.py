@@ -64,6 +64,22 @@ def test_no_job_is_missing_for_a_trial_whose_job_will_be_idle_soon() -> None:
     assert (job.state, jobs.missing) == (JobState.READYING, 0)
 
 
+def test_what_was_given_ahead_follows_in_its_order() -> None:
+    jobs = Jobs()
+    job = jobs.add(Job("env-0"))
+    jobs.note_idle(job, "main-0")
+    jobs.give(job, "t0")
+    for number in range(1, MOST_AHEAD + 1):
+        assert jobs.next_with_room(number) is job
+        assert jobs.next_with_room(number - 1) is None
+        jobs.give_ahead(job, f"t{number}")
+    assert jobs.next_with_room(MOST_AHEAD) is None
+    jobs.free("env-0", "t0")
+    assert job.trial_ids == ("t1", "t2", "t3")
+    jobs.free("env-0", "t2")
+    assert job.trial_ids == ("t1", "t3")
+
+
 def test_an_id_is_never_used_twice_also_after_a_restart() -> None:
     jobs = Jobs()
     jobs.remember("env-6")
@@ -155,4 +171,4 @@ class AnyJobs(RuleBasedStateMachine):
 
 
 TestAnyJobs = AnyJobs.TestCase
-TestAnyJobs.settings = hypothesis_settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAnyJobs.settings = hypothesis_settings(max_examples=100, stateful_step_count=40)

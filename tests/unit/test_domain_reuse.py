@@ -28,16 +28,19 @@ from nni_manager.domain.events import (
     JobGone,
     KeeperIdle,
     KeeperMatched,
+    LimitsChanged,
     MetricsStored,
     ParametersSuggested,
     RecallTrial,
     SubmitJob,
     TakeRest,
     TaskReported,
+    TrialProposed,
     TrialStopAsked,
 )
-from nni_manager.domain.experiment import Experiment, ExperimentState, Limits
+from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.jobs import JobState
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
@@ -47,7 +50,12 @@ class Play:
     """An experiment whose tuner answers at once. Trials are named t0, t1, …"""
 
     def __init__(self, **options: Any) -> None:
-        limits = Limits(options.pop("concurrency", 1), options.pop("max_trials", 3), None)
+        limits = Limits(
+            options.pop("concurrency", 1),
+            options.pop("max_trials", 3),
+            None,
+            max_retries=options.pop("max_retries", 0),
+        )
         completion = options.pop("completion", Completion())
         self.experiment = Experiment("exp", limits, True, reuses_jobs=True, completion=completion, **options)
         self.experiment.jobs.tasks = completion.tasks
@@ -109,6 +117,53 @@ class Play:
     def lose(self, job_id: str, *untouched: str, is_clean: bool = False) -> None:
         reason, said = ExitReason.KEEPER_LOST, "its keeper is gone"
         self.handle(JobGone(job_id, reason, said, 30.0, is_clean, frozenset(untouched)))
+
+
+# ---- changes while it runs
+
+
+def test_jobs_that_are_too_many_when_fewer_trials_may_run_are_let_go_once_they_have_none() -> None:
+    play = Play(concurrency=3, max_trials=None)
+    for number in range(3):
+        play.idle(f"env-{number}")
+        play.start(f"t{number}")
+    play.handle(LimitsChanged(Limits(1, None, None)))
+    assert play.dismissed == [], "what runs is left to end"
+    for number in range(2):
+        play.end(f"t{number}")
+        play.deliver(f"t{number}")
+    assert play.dismissed == ["env-0", "env-1"]
+    assert len(play.experiment.trials) == 3
+
+
+def test_a_proposed_trial_waits_for_a_job_like_any_other() -> None:
+    play = Play(concurrency=1, max_trials=2)
+    play.idle()
+    play.handle(TrialProposed("mine", {}, 1.0))
+    assert play.submitted == ["env-0"]
+    play.run("t0")
+    play.idle()
+    assert play.given[-1] == ("env-0", "mine", None)
+    play.run("mine")
+    assert play.experiment.state is ExperimentState.DONE
+    play.handle(TrialProposed("late", {}, 1.0))
+    assert play.submitted == ["env-0", "env-1"], "the first has been let go"
+
+
+def test_a_trial_lost_with_its_job_is_the_first_that_another_job_is_given() -> None:
+    play = Play(concurrency=2, max_trials=2, max_retries=1)
+    for job_id, trial_id in (("env-0", "t0"), ("env-1", "t1")):
+        play.idle(job_id)
+        play.start(trial_id)
+    play.lose("env-0")
+    assert (play.trial("t0").state, play.submitted) == (TrialState.WAITING, ["env-0", "env-1", "env-2"])
+    play.idle("env-2")
+    assert play.given[-1] == ("env-2", "t0", None)
+    play.start("t0")
+    assert play.trial("t0").state is TrialState.WAITING, "that is the attempt that was lost"
+    play.start("t0", attempt=1)
+    play.lose("env-2")
+    assert play.trial("t0").state is TrialState.FAILED
 
 
 # ---- one job, many trials
@@ -792,4 +847,4 @@ class AnyReuse(RuleBasedStateMachine):
 
 
 TestAnyReuse = AnyReuse.TestCase
-TestAnyReuse.settings = hypothesis_settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAnyReuse.settings = hypothesis_settings(max_examples=100, stateful_step_count=30)

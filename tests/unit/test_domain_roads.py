@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.domain.roads import (
@@ -163,7 +163,6 @@ EVENTS = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(EVENTS, max_size=60))
 def test_whatever_happens_no_silent_job_is_forgotten_and_no_other_is_looked_at(steps) -> None:
     roads, now_s = Roads(tasks=2), 0.0

@@ -370,4 +370,4 @@ class AnyJob(RuleBasedStateMachine):
 
 
 TestAnyJob = AnyJob.TestCase
-TestAnyJob.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyJob.settings = hypothesis_settings(max_examples=150, stateful_step_count=40)

@@ -70,7 +70,7 @@ ACTIONS = st.sampled_from(["place", "start", "end 0", "end 255", "end 137", "sto
 
 
 @given(st.booleans(), st.integers(0, 1), st.lists(st.tuples(ACTIONS, st.integers(0, 2)), max_size=25))
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 def test_a_job_is_restored_as_it_was_at_any_moment(is_gang, retries, actions):
     store = Store.__new__(Store)
     store._path = None

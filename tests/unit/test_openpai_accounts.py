@@ -4,7 +4,7 @@ import base64
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.local_openpai.accounts import (
@@ -158,7 +158,6 @@ class _Steps:
     restart = st.tuples(st.just("restart"))
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(_Steps.issue, _Steps.revoke, _Steps.move, _Steps.restart), max_size=30))
 def test_exactly_those_tokens_open_that_were_issued_and_have_neither_ended_nor_been_revoked(steps):
     there, now_s, model = accounts(), 1000, {}

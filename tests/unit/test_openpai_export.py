@@ -236,7 +236,7 @@ jobs = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(jobs)
 def test_import_undoes_export(values):
     job = of_values(values)
@@ -245,7 +245,7 @@ def test_import_undoes_export(values):
     assert parse(json.dumps(values)) == job
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(jobs, names, commands)
 def test_a_change_is_that_change_and_no_other(values, name, lines):
     role = next(iter(values["taskRoles"]))
@@ -258,7 +258,7 @@ def test_a_change_is_that_change_and_no_other(values, name, lines):
         assert list(changed.document.value) == list(values)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(jobs)
 def test_masked_text_has_no_secret(values):
     values = {**values, "secrets": {"k": "Zs3cretZ", "l": ["Zs3cretZ", {"m": "Zs3cretZ"}]}}

@@ -259,14 +259,14 @@ COMMANDS = st.text(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS)
 def test_every_command_reaches_the_keeper_as_it_was_written(tmp_path, command):
     keeper = KeeperSettings("EXPT", "t", str(tmp_path), "c0ffee", mount=str(tmp_path))
     assert environ_of(render_command(keeper, command), tmp_path)["TRIAL_KEEPER_COMMAND"] == command
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS.filter(lambda text: "<%" not in text and text.strip()))
 def test_every_command_survives_the_job_and_openpais_reading_of_it(tmp_path, command):
     job = a_job(

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openpai_jobs import ACCEPTED, PLUGINS, REJECTED, REMOVED, WORKER, a_job, text_of
 
@@ -342,7 +342,6 @@ RICH = a_job(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from([path for path in places(RICH) if path]), anything)
 def test_a_job_with_anything_anywhere_is_read_or_refused(path, value):
     job = json.loads(json.dumps(RICH))
@@ -361,7 +360,6 @@ def read_or_refused_well(text):
     return True
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(sorted((Path(__file__).parents[1] / "golden/openpai/jobs").glob("*.yaml"))))
 def test_a_text_with_something_cut_out_or_put_in_is_read_or_refused(data, path):
     text = path.read_text()

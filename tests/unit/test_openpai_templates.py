@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.training_services.openpai.templates import (
@@ -83,7 +83,6 @@ def test_parameters_of_plugins_know_all_variables_and_take_numbers():
         assert fill_parameter(f"<% {name} %>", variables).unknown == (name,)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="<%> \n\t#/^!&{}=>$sx.a[0]", max_size=40))
 def test_any_text_is_filled_in_or_refused(text):
     assert filled_or_refused(text)
@@ -97,7 +96,6 @@ def filled_or_refused(text):
     return isinstance(fill_secrets(filled.text, {}).text, str)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30).filter(lambda text: "<%" not in text))
 def test_a_text_without_tags_is_left_alone_but_for_the_space_around_it(text):
     assert fill_at_submission(text, {}).text == text.strip()

@@ -200,6 +200,17 @@ def test_a_quantised_value_stays_in_its_range_and_is_its_own_value(low, width, q
     assert quantised.quantised(value) == value
 
 
+@given(low=st.integers(-1000, 1000), steps=st.integers(1, 200), q=st.integers(1, 50), share=st.floats(0, 1))
+def test_a_quantised_value_is_an_end_of_its_range_or_the_multiple_nearest_to_the_draw(low, steps, q, share):
+    high = low + steps
+    u = low + steps * share
+    value = QUniform(low, high, q).quantised(u)
+    within = range(low + -low % q, high + 1, q)
+    nearest = min((abs(multiple - u) for multiple in within), default=math.inf)
+    assert value in (low, high, *within)
+    assert abs(value - u) <= nearest, "no other value of the support is nearer"
+
+
 SPACE = parse_search_space(
     {
         "lr": {"_type": "loguniform", "_value": [0.001, 1]},

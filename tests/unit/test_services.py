@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 
 from nni_manager import services
-from nni_manager.config.model import PaiConfig
+from nni_manager.config.model import (
+    AzureStorage,
+    ClaimStorage,
+    KubernetesConfig,
+    NfsStorage,
+    PaiConfig,
+    RoleConfig,
+)
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserMistake
 from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
+from nni_manager.training_services.mounts import NotMounted
 from nni_manager.training_services.openpai.protocol import Storage
 
 CONFIG = """\
@@ -95,6 +103,47 @@ def test_paths_that_cannot_be_one_folder_are_a_mistake(config):
         services._shown_at(pai, Storage("s", "/mnt/s"))
 
 
+ROLE = RoleConfig("worker", 1, "true", "i", 0, 1, 100)
+NFS = KubernetesConfig("frameworkcontroller", NfsStorage("nas", "/nni"), (ROLE,))
+
+
+def on_kubernetes(config, **changed):
+    return replace(
+        config(), pai=None, training_service="frameworkcontroller", kubernetes=replace(NFS, **changed)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            {"operator": "tf-operator"},
+            "on OpenPAI and on FrameworkController only; write trainingServicePlatform",
+        ),
+        ({"template": Path("/f.yml")}, "cannot run config.yml with configPath: .*describe the roles there"),
+        (
+            {"storage": AzureStorage("a", "b", "c", "d")},
+            "with azureStorage: .*write storage: nfs or storage: pvc",
+        ),
+        ({"storage": ClaimStorage(Path("/data"), None)}, "e.g. pvc: {path: /data, name: nni}"),
+    ],
+)
+def test_what_is_read_and_runs_nowhere_yet_is_refused_with_the_way_out(config, changed, told):
+    with pytest.raises(UserMistake, match=told):
+        services.refuse_what_runs_nowhere_yet(on_kubernetes(config, **changed))
+    services.refuse_what_runs_nowhere_yet(on_kubernetes(config))
+    services.refuse_what_runs_nowhere_yet(config())
+
+
+def test_the_storage_is_where_this_machine_has_it(config, tmp_path):
+    assert services.storage_here(config()) == tmp_path
+    assert services.storage_here(replace(config(), pai=None)) is None
+    claim = ClaimStorage(Path("/data"), "nni")
+    assert services.storage_here(on_kubernetes(config, storage=claim)) == Path("/data")
+    with pytest.raises(NotMounted, match="cannot find nas:/nni on this machine"):
+        services.storage_here(on_kubernetes(config))
+
+
 def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
     folder = ExperimentFolder(tmp_path / "experiments" / "EXPT")
     folder.make(tmp_path)
@@ -107,3 +156,4 @@ def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
         assert services.checkpoints_of(population, folder) == Path("/mnt/s/EXPT/checkpoints")
     assert here.stat().st_mode & 0o7777 == OPEN_TO_ALL
     assert services.checkpoints_of(replace(population, pai=None), folder) == here
+    assert services.checkpoints_of(on_kubernetes(config), folder) == Path("/tmp/mount/EXPT/checkpoints")

@@ -8,7 +8,7 @@ from enum import Enum
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_keeper.wire import messages as m
@@ -110,14 +110,12 @@ def test_what_a_manager_says_is_what_the_keeper_hears(message: m.ManagerMessage)
     assert manager_message_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == message
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(list(KEEPER_MESSAGES.values())), min_size=1, max_size=5))
 def test_what_a_keeper_says_in_one_breath_is_heard_in_its_order(messages: list[m.KeeperMessage]) -> None:
     on_the_wire = keeper_messages_to_pb(messages).SerializeToString()
     assert keeper_messages_from_pb(pb.ConnectRequest.FromString(on_the_wire)) == messages
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(list(MANAGER_MESSAGES.values())), min_size=1, max_size=5))
 def test_what_a_manager_says_in_one_breath_is_heard_in_its_order(messages: list[m.ManagerMessage]) -> None:
     on_the_wire = manager_messages_to_pb(messages).SerializeToString()
@@ -215,7 +213,6 @@ def test_no_bytes_make_anything_but_a_message_or_an_invalid_one(content: bytes) 
         manager_messages_from_pb(parsed)
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(list(MANAGER_MESSAGES.values())), min_size=1, max_size=5))
 def test_the_bytes_of_an_answer_are_those_of_its_messages(messages: list[m.ManagerMessage]) -> None:
     assert (
@@ -282,7 +279,6 @@ def storable(value: object) -> bool:
             return all(storable(getattr(value, each.name)) for each in dataclasses.fields(value))
 
 
-@settings(deadline=None)  # the machine may have other work
 @given(st.data())
 def test_whatever_a_keeper_says_can_be_stored_or_is_invalid(data: st.DataObject) -> None:
     content = filled(pb.ConnectRequest(), data).SerializeToString()

@@ -186,6 +186,13 @@ class PrepareTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeseeTrial:
+    """Get ready for this trial, without a trace in the workspace: it follows the one that runs, unless it is called back."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseAttempt:
     """Let go of the attempt's files: nothing more of them is sent."""
 
@@ -254,6 +261,7 @@ class Exit:
 
 Effect = (
     PrepareTrial
+    | ForeseeTrial
     | SpawnTrial
     | SignalTrial
     | OpenLink

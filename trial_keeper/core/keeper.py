@@ -6,7 +6,7 @@ listens. Where no network leads to a manager, that reads the same files from the
 stop a trial: who brings it makes no difference here. A job without reuse is given one trial when it starts. With reuse the
 keeper says that it is idle, and is given the next trial while the last bytes of the one before may still be on their way:
 attempts that have ended are kept until the manager has said that everything about them is recorded. A trial that is given to a
-keeper that is busy waits here, and begins the moment the one before it is over.
+keeper that is busy waits here, and begins the moment the one before it is over; all that can be done before is.
 
 The keeper leaves when there is nothing more for it to do: its one trial is over, or the manager says so, or it was asked by a
 signal, has been idle or without any manager for too long, has run as many trials as it may, or found that a trial could not be
@@ -25,6 +25,7 @@ from trial_keeper.core.events import (
     Effect,
     Event,
     Exit,
+    ForeseeTrial,
     LinkLost,
     LinkOpened,
     LinkRefused,
@@ -150,7 +151,7 @@ class Keeper:
             case StopTrial():
                 if event.trial_id in self._queue:
                     self._queue.remove(event.trial_id)
-                    return []  # who stops a trial that has not begun knows its end already
+                    return self._foresee()  # who stops a trial that has not begun knows its end already
                 is_ours = self.current is not None and self.current.key.trial_id == event.trial_id
                 # Of one that it never heard of: the manager may have taken this keeper to be busy with it.
                 return self._stop(event.reason, now_s) if is_ours else self._tell_idle()
@@ -188,8 +189,11 @@ class Keeper:
             return [LogDecision(None, f"trial {trial_id} is not begun: this job is leaving")]
         if self.current is not None:
             self._queue.append(trial_id)
-            return []
+            return self._foresee() if len(self._queue) == 1 else []
         return [PrepareTrial(trial_id)]
+
+    def _foresee(self) -> list[Effect]:
+        return [ForeseeTrial(self._queue[0])] if self._queue else []
 
     def _begin_next(self) -> list[Effect]:
         """After a trial's end: the next one, or the word that there is none."""
@@ -211,7 +215,7 @@ class Keeper:
         attempt = self._running(event.key)
         attempt.happened(AttemptEvent.SPAWNED)
         attempt.started_at_s = event.at_s
-        return [*self._tell_start(attempt), LogDecision(event.key, event.how)]
+        return [*self._tell_start(attempt), LogDecision(event.key, event.how), *self._foresee()]
 
     def _tell_start(self, attempt: Attempt) -> list[Effect]:
         return [Send(attempt.started)] if self.link.is_up and attempt.started is not None else []

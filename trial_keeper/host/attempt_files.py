@@ -77,9 +77,23 @@ def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = No
     except ValueError as error:
         raise SettingsInvalid(f"cannot run trial {trial_id!r}: {error}") from error
     try:
-        trial = TrialDocument.from_bytes(read_shared(path))
+        return _read_trial(read_shared(path), own_command)
     except DocumentInvalid as error:
         raise WorkspaceMissing(f"{error}; {path} was not written by a manager of this version") from error
+
+
+def glimpse_trial(
+    workspace: Workspace, trial_id: str, own_command: str | None = None
+) -> TrialDocument | None:
+    """The same, if the storage shows it at this moment."""
+    try:
+        return _read_trial(workspace.trial(trial_id).trial_json.read_bytes(), own_command)
+    except (OSError, ValueError):  # a DocumentInvalid is one
+        return None
+
+
+def _read_trial(content: bytes, own_command: str | None) -> TrialDocument:
+    trial = TrialDocument.from_bytes(content)
     return trial if own_command is None else replace(trial, command=own_command)
 
 
@@ -98,25 +112,32 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
         while True:
             key = AttemptKey(trial_id, number, task)
             folder = workspace.attempt(key)
+            path, around = str(folder.path), str(folder.path.parent)
             with contextlib.suppress(FileExistsError):
-                folder.path.parent.mkdir(parents=True)
+                try:
+                    os.mkdir(around)
+                except FileNotFoundError:
+                    os.makedirs(around)
             # Others may write there, too: a link of theirs is no place for this attempt.
-            if stat.S_ISDIR(os.lstat(folder.path.parent).st_mode):
+            if stat.S_ISDIR(os.lstat(around).st_mode):
                 with contextlib.suppress(FileExistsError):
-                    folder.path.mkdir()
+                    os.mkdir(path)
                     break
             number += 1
-        folder.output.mkdir()
-        folder.stream(Stream.METRICS).parent.mkdir()
+        # The fewest words to a server that may be far away.
+        os.mkdir(folder.output)
+        os.mkdir(os.path.dirname(folder.stream(Stream.METRICS)))
         for stream in Stream:
-            # The fewest words to a server that may be far away.
-            os.close(
-                os.open(folder.stream(stream), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            )
-        folder.parameter_cfg.write_bytes(parameters)
+            os.close(_made(folder.stream(stream)))
+        with open(_made(folder.parameter_cfg), "wb") as file:
+            file.write(parameters)
     except OSError as error:
         raise not_writable(workspace.root, error) from error
     return key, folder
+
+
+def _made(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def not_readable(path: Path, error: OSError) -> MountUnreadable:

@@ -17,6 +17,7 @@ from trial_keeper.core.events import (
     Effect,
     Event,
     Exit,
+    ForeseeTrial,
     LogDecision,
     ManagerMoved,
     OpenLink,
@@ -42,7 +43,13 @@ from trial_keeper.core.events import (
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.exit_codes import of_signal
-from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial
+from trial_keeper.host.attempt_files import (
+    Tail,
+    claim_attempt,
+    glimpse_trial,
+    not_writable,
+    read_trial,
+)
 from trial_keeper.host.cgroups import MemoryCgroup
 from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
 from trial_keeper.host.folder_names import FolderNames
@@ -376,6 +383,10 @@ class Host:
                     self._open_link(effect)
                 case PrepareTrial():
                     self._prepare(effect.trial_id)
+                case ForeseeTrial():
+                    if self._warm is not None:
+                        # The trial that runs comes first, and what is to be told of it.
+                        asyncio.get_running_loop().call_soon(self._foresee, effect.trial_id)
                 case SpawnTrial():
                     self._spawn(self._attempts[effect.key])
                 case SignalTrial():
@@ -408,11 +419,28 @@ class Host:
         self._attempts[key] = _Attempt(key, trial, folder)
         self._handle(TrialAssigned(key))
 
+    def _foresee(self, trial_id: str) -> None:
+        """Let the next trial's process get ready as far as that can be done without its folder."""
+        trial = glimpse_trial(self._workspace, trial_id, self._settings.command)
+        folder = self._workspace.attempt(AttemptKey(trial_id, 0, self._task))
+        # One that is begun anew, or unpacks its code first, starts without.
+        if (
+            self._warm is None
+            or trial is None
+            or trial.code_snapshot is not None
+            or os.path.lexists(folder.path)
+        ):
+            return
+        self._warm.foresee(trial, folder, self._environ_of(trial, folder))
+
+    def _environ_of(self, trial: TrialDocument, folder: AttemptFolder) -> dict[str, str]:
+        return trial_environ(self._environ, self._settings.experiment_id, trial, folder, self._workspace)
+
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
         attempt.oom_kills = self._memory.oom_kills() if self._memory is not None else 0
         attempt.in_tmp = self._names_in_tmp() if self._left_in_tmp is None else self._left_in_tmp
-        environ = trial_environ(self._environ, self._settings.experiment_id, trial, folder, self._workspace)
+        environ = self._environ_of(trial, folder)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
         if self._guard is not None:
@@ -422,6 +450,7 @@ class Host:
         if self._warm is not None:
             self._warm.prepare(trial.command)
             spared, warm_pid = self._warm.spared, self._warm.start(trial, folder, environ)
+        began_s, began_at_s = time.monotonic(), time.time()
         try:
             if warm_pid is not None:
                 self._process = TrialProcess.of(
@@ -431,6 +460,7 @@ class Host:
                 self._process = TrialProcess.started(
                     trial.command, trial.code_dir, environ, stdout, stderr, spared, self._seen_at_end
                 )
+                began_s, began_at_s = time.monotonic(), time.time()
         except KeeperError as error:
             self._handle(SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
@@ -455,8 +485,8 @@ class Host:
         if self._link is not None:
             self._link.pace_logs(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
-        attempt.spawned_s = time.monotonic()
-        self._handle(TrialSpawned(attempt.key, time.time(), how))
+        attempt.spawned_s = began_s
+        self._handle(TrialSpawned(attempt.key, began_at_s, how))
         self._watch_usage()
 
     def _watch_usage(self) -> None:
@@ -483,7 +513,7 @@ class Host:
         """What the trials of this job have in common of their environment."""
         nothing = TrialDocument("", 0, "", "")
         folder = AttemptFolder(self._workspace.root)
-        whole = trial_environ(self._environ, self._settings.experiment_id, nothing, folder, self._workspace)
+        whole = self._environ_of(nothing, folder)
         return self._environ | {"PYTHONPATH": whole["PYTHONPATH"]}
 
     def _opened_link(self) -> "ManagerLink":

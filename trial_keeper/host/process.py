@@ -167,7 +167,12 @@ class TrialProcess:
     def _signal_group(self, number: int) -> None:
         # A process that became another user's is beyond reach.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                # In its first moment the fork of a warm interpreter leads no group yet.
+                if self._status is None:
+                    os.kill(self.pid, number)
 
     def _group_lives(self) -> bool:
         try:
@@ -217,7 +222,7 @@ class TrialProcess:
     def _living(self) -> list[int]:
         found = set(descendants((os.getpid(),)))
         if self._spared:
-            found = {pid for pid in found if _session_of(pid) not in self._spared}
+            found = {pid for pid in found if pid == self.pid or _session_of(pid) not in self._spared}
         if self._cgroup is not None:
             found.update(self._cgroup.pids())
         if self._sys_dir is not None and os.getpid() != 1:

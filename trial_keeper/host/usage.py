@@ -177,14 +177,16 @@ class UsageWatch:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
-        # A daemon: storage that hangs must not keep the keeper from ending.
-        thread = threading.Thread(target=self._run, name="usage", daemon=True)
-        self._start = self._loop.call_later(sampler.rest_s, thread.start)
+        self._start = self._loop.call_later(sampler.rest_s, self._begin)
 
     def stop(self) -> None:
         """Look no more. Returns at once; a look that is under way is not told."""
         self._start.cancel()
         self._stopped.set()
+
+    def _begin(self) -> None:
+        # A daemon: storage that hangs must not keep the keeper from ending.
+        threading.Thread(target=self._run, name="usage", daemon=True).start()
 
     def _run(self) -> None:
         while not self._stopped.is_set():

@@ -36,11 +36,12 @@ _READ_ONCE = (
     "NUMEXPR_",
 )
 _SET_BY_FORK = "PYTHONUNBUFFERED"
+_DIED_WAITING = "cannot start a trial warm: its fork died while it waited; it is started plainly"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """One trial to start. `environ` is complete; stdout and stderr are appended to, and made when absent."""
+    """One trial to start. `environ` is complete; stdout and stderr are appended to, and made when absent, when it begins."""
 
     command: WarmCommand
     cwd: str
@@ -66,6 +67,14 @@ class WarmInterpreter:
         self._refusal: str | None = None
         self._is_ready = False
         self._occupation = "it started"
+        self._asked: WarmStart | None = None
+        """What the fork that waits was asked to become."""
+        self._word: socket.socket | None = None
+        """What that one waits for; closed, it ends."""
+        self._last_pid: int | None = None
+        """Of the last fork that was prepared."""
+        self._leaving: socket.socket | None = None
+        """From the last trial comes the word here that it has left the interpreter's session."""
         self._channel, theirs = socket.socketpair()
         with theirs:
             try:
@@ -107,12 +116,14 @@ class WarmInterpreter:
             self._note(self._receive())
         return self._is_ready
 
-    def start(self, start: WarmStart) -> int:
-        """Start a trial; its pid. When this returns, its script is about to run. Waits until the modules are imported.
+    def prepare(self, start: WarmStart) -> None:
+        """Let the fork that waits become all of this trial but its first step, while another one may run.
+
+        Returns at once; whether it can is told by `start`. Nothing of this trial is there yet: its script has not begun, and its
+        files are not touched. What was prepared before and has not begun is given up.
 
         Raises:
-            WarmStartRefused: nothing was started, and a plain start is the way out. Of an interpreter that died every later
-                start says so again.
+            WarmStartRefused: nothing is prepared. Of an interpreter that died every later start says so again.
         """
         self._raise_refusal()
         if self._process.poll() is not None:
@@ -120,33 +131,97 @@ class WarmInterpreter:
         self._compare(start.environ)
         while not self._is_ready:
             self._note(self._receive())
-        word, give_word = os.pipe()
-        with open(word, "rb"), open(give_word, "wb", buffering=0) as go:
-            try:
-                with open(start.stdout, "ab") as out, open(start.stderr, "ab") as err:
-                    self._send(_request(start), [out.fileno(), err.fileno(), word])
-            except OSError as error:
-                raise WarmStartRefused(
-                    f"cannot open {error.filename}: {error.strerror}; let the keeper write there"
-                ) from error
+        self._forget()
+        theirs, ours = socket.socketpair()
+        with theirs:
+            self._asked, self._word = start, ours
+            self._send(_request(start), [theirs.fileno()])
+
+    def start(self, start: WarmStart) -> int:
+        """Start a trial; its pid. When this returns, its script is about to run. Waits until the modules are imported.
+
+        Quickest when it was prepared.
+
+        Raises:
+            WarmStartRefused: nothing was started, and a plain start is the way out. Of an interpreter that died every later
+                start says so again.
+        """
+        self._raise_refusal()
+        if self._process.poll() is not None:
+            self._give_up(self._death())
+        if start != self._asked:
+            self.prepare(start)
+        try:
+            with open(start.stdout, "ab") as out, open(start.stderr, "ab") as err:
+                return self._begin(self._word, [out.fileno(), err.fileno()])
+        except OSError as error:
+            raise WarmStartRefused(
+                f"cannot open {error.filename}: {error.strerror}; let the keeper write there"
+            ) from error
+        finally:
+            self._forget()
+
+    def _begin(self, word: socket.socket | None, stdio: list[int]) -> int:
+        """Say the word to the fork that was asked to wait for it; its pid."""
+        message = self._answer()
+        pid: int | None = message.get("prepared")
+        if "refused" in message:
+            self._dismiss(pid)
+            raise WarmStartRefused(message["refused"])
+        if pid is not None and not os.path.exists(f"/proc/{pid}"):
+            raise WarmStartRefused(_DIED_WAITING)
+        if pid is None or word is None or not _is_own_child(pid):
+            raise WarmStartRefused(
+                "cannot start a trial warm: this keeper does not adopt orphans, so it would not learn the trial's end; "
+                "run it as the first process of a container or on Linux 3.4 or later"
+            )
+        try:
+            socket.send_fds(word, [b"1"], stdio)
+        except OSError as error:
+            self._dismiss(pid)
+            raise WarmStartRefused(_DIED_WAITING) from error
+        self._forget_leaving()
+        self._leaving, self._word = word, None
+        return pid
+
+    def _forget_leaving(self) -> None:
+        if self._leaving is not None:
+            self._leaving.close()
+            self._leaving = None
+
+    def _answer(self) -> dict[str, Any]:
+        self._asked = None
+        message = self._receive(_LONGEST_START_S)
+        # The last one had answered: it was killed so soon after that the interpreter could not know.
+        while "died" in message and message["died"] == self._last_pid:
             message = self._receive(_LONGEST_START_S)
-            pid: int | None = message.get("started")
-            if "refused" in message:
-                go.close()
-                if pid is not None:
-                    _reap(pid)
-                raise WarmStartRefused(message["refused"])
-            if pid is None or not _is_own_child(pid):
-                raise WarmStartRefused(
-                    "cannot start a trial warm: this keeper does not adopt orphans, so it would not learn the trial's end; "
-                    "run it as the first process of a container or on Linux 3.4 or later"
-                )
-            go.write(b"1")
-            return pid
+        self._last_pid = message.get("prepared")
+        return message
+
+    def _dismiss(self, pid: int | None) -> None:
+        """Let go of a fork that is not wanted any more: without its word it ends."""
+        if self._word is not None:
+            self._word.close()
+            self._word = None
+        if pid is not None:
+            _reap(pid)
+
+    def _forget(self) -> None:
+        """Give up what was prepared and has not begun."""
+        if self._asked is not None:
+            self._dismiss(self._answer().get("prepared"))
+        self._dismiss(None)
 
     def close(self) -> None:
         """End the interpreter. Trials go on: they are not its children."""
         self._channel.close()
+        self._asked = None
+        self._dismiss(None)
+        if self._leaving is not None:
+            self._leaving.settimeout(_LONGEST_DEATH_S)
+            with contextlib.suppress(OSError):  # it has ended, or will not be stopped by this either
+                self._leaving.recv(1)
+            self._forget_leaving()
         # Modules may have started processes of their own, in its group. Once it has been waited for, also by somebody who reaps
         # whatever ends, the number could be another's.
         if self._process.poll() is None:

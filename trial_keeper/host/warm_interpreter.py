@@ -6,13 +6,15 @@ be given to a fork, so the module is refused by name. From then on there is one 
 it waits on the keeper's channel in the interpreter's place, so that no trial waits for a fork, and has copied before what a
 trial's start writes to of the memory that they share. It was forked twice, and the process between ended at once, so that
 it is a child of the keeper, which adopts orphans, and the keeper learns the trial's exact end from the kernel. With its
-request the spare sets itself up, says so, and waits for the keeper's word; then `_serve` returns in it: the script runs on
-top of this file's last lines, and its end is the interpreter's own end, with all that Python does then (SystemExit,
-tracebacks, threads, atexit, unflushed files). The interpreter forks the next.
+request, which may come while the trial before still runs, the spare sets itself up, says so, and waits for the keeper's word,
+with which come stdout and stderr; then `_serve` returns in it: the script runs on top of this file's last lines, and its end
+is the interpreter's own end, with all that Python does then (SystemExit, tracebacks, threads, atexit, unflushed files). The
+interpreter forks the next.
 
 On the channel each message is four bytes of length and a JSON object. To the keeper: `importing` (a module), `ready`,
-`refused` (a text), `started` (a pid). From the keeper: one request per trial, with three descriptors: its stdout, its stderr,
-and a pipe that carries the keeper's word. Text that came from bytes is in Latin-1, a character a byte.
+`refused` (a text; `died` is the pid of a spare that is the reason), `prepared` (a pid). From the keeper: one request per
+trial, with one descriptor: the socket over which comes the keeper's word, a byte with the descriptors of stdout and stderr. A
+byte comes back once the trial has a session of its own. Text that came from bytes is in Latin-1, a character a byte.
 """
 
 from __future__ import annotations
@@ -54,10 +56,12 @@ _TASKS = "/proc/self/task"
 # The kernel takes a moment to forget a thread that was joined.
 _LONGEST_FORGETTING_S = 0.5
 _HEADER_BYTES = 4
-_DESCRIPTORS = 3
-# What a spare tells the interpreter on its way.
-_HAS_REQUEST = b"r"
+# With the keeper's word; with a request there is one.
+_DESCRIPTORS = 2
+# What a spare tells the interpreter on its way: its number when it has a request, and this.
 _HAS_ANSWERED = b"a"
+# What a trial tells the keeper: it is in a session of its own.
+_HAS_LEFT = b"l"
 # One may be killed for its memory; when so many are, one after the other, there is a reason that stays.
 _MOST_DEATHS = 3
 
@@ -72,14 +76,18 @@ def _send(channel: socket.socket, **message: Any) -> None:
 
 def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """The next request. Ends the process when the keeper is gone: that is how it learns so."""
+    data, descriptors = _receive_descriptors(channel, _HEADER_BYTES)
+    data += _exactly(channel, _HEADER_BYTES - len(data))
+    return json.loads(_exactly(channel, int.from_bytes(data, "big"))), descriptors
+
+
+def _receive_descriptors(channel: socket.socket, size: int) -> tuple[bytes, list[int]]:
     space = socket.CMSG_SPACE(_DESCRIPTORS * array.array("i").itemsize)
-    data, ancillary, _, _ = channel.recvmsg(_HEADER_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = channel.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for _, _, content in ancillary:
         descriptors.frombytes(content)
-    data += _exactly(channel, _HEADER_BYTES - len(data))
-    request = json.loads(_exactly(channel, int.from_bytes(data, "big")))
-    return request, descriptors.tolist()
+    return data, descriptors.tolist()
 
 
 def _exactly(channel: socket.socket, size: int) -> bytes:
@@ -184,8 +192,8 @@ def _cuda_is_initialised() -> bool:
 # ---- a trial
 
 
-def _serve() -> tuple[str, bytes]:
-    """Start trials until the keeper is gone. Returns in a trial's own process only: its script's path and source."""
+def _serve() -> tuple[str, Any]:
+    """Start trials until the keeper is gone. Returns in a trial's own process only: its script's path, and source or code."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
@@ -233,8 +241,10 @@ def _serve() -> tuple[str, bytes]:
             os._exit(0)
         if problem:
             _refuse_next(channel, problem)
-        elif told == _HAS_REQUEST:
-            _send(channel, refused="cannot start a trial warm: its fork died at once; it is started plainly")
+        elif told and not told.endswith(_HAS_ANSWERED):
+            # The keeper knows whether that one had answered, and was killed before it could tell so here.
+            text = "cannot start a trial warm: its fork died at once; it is started plainly"
+            _send(channel, refused=text, died=int(told))
         elif deaths >= _MOST_DEATHS:
             _refuse_next(
                 channel,
@@ -254,6 +264,8 @@ def _is_closed(channel: socket.socket) -> bool:
         return not channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
+    except ConnectionResetError:
+        return True
 
 
 _REHEARSAL = """
@@ -332,39 +344,45 @@ def _not_forked(error: OSError) -> str:
     return f"cannot fork the warm interpreter: {error.strerror}; raise the limits on memory and processes"
 
 
-def _become(channel: socket.socket, tell: int) -> tuple[str, bytes]:
+def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     """Wait for a request and turn this fork into the process that it asks for, once the keeper says so."""
-    request, descriptors = _receive(channel)
-    _tell(tell, _HAS_REQUEST)
-    message: dict[str, Any] = {"started": os.getpid()}
-    script, source = "", b""
+    request, (descriptor,) = _receive(channel)
+    _tell(tell, str(os.getpid()).encode())
+    word = socket.socket(fileno=descriptor)
+    message: dict[str, Any] = {"prepared": os.getpid()}
+    script, source, code = "", b"", None
     try:
-        os.setsid()
-        script, source = _set_up(request, descriptors[0], descriptors[1])
+        script, source = _set_up(request)
+        code = _compiled(script, source)
     except OSError as error:
         message["refused"] = f"cannot start a trial warm: {error}; it is started plainly"
     _send(channel, **message)
     channel.close()
     _tell(tell, _HAS_ANSWERED)
-    # Nothing comes when the keeper is gone or has given this start up: then nobody expects this trial.
-    word = os.read(descriptors[2], 1)
-    if "refused" in message or not word:
+    # Nothing comes when the keeper is gone or has no use for this one any more: then nobody expects this trial.
+    said, descriptors = _receive_descriptors(word, 1)
+    if "refused" in message or not said:
         os._exit(1)
-    os.close(descriptors[2])
+    # Only now: until then it belongs to the interpreter, and not to the trial that ran meanwhile.
+    os.setsid()
+    _tell(word.fileno(), _HAS_LEFT)
+    word.close()
     os.close(tell)  # only now the next spare is forked: this trial comes first
-    return script, source
+    _take_stdio(descriptors, is_buffered=not request["is_unbuffered"])
+    os.chdir(_bytes(request["cwd"]))  # the trial before may have made it anew
+    return script, _up_to_date(script, source, code)
 
 
-def _tell(interpreter: int, word: bytes) -> None:
+def _tell(listener: int, word: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):  # it is gone, and this trial goes on
-        os.write(interpreter, word)
+        os.write(listener, word)
 
 
-def _set_up(request: dict[str, Any], stdout: int, stderr: int) -> tuple[str, bytes]:
+def _set_up(request: dict[str, Any]) -> tuple[str, bytes]:
+    """All that can be done before the trial's turn has come; its script and what that holds."""
     stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    for standard, descriptor in enumerate((stdin, stdout, stderr)):
-        os.dup2(descriptor, standard)
-        os.close(descriptor)
+    os.dup2(stdin, 0)
+    os.close(stdin)
     previous = os.getcwd()
     os.chdir(_bytes(request["cwd"]))
     os.environb.clear()
@@ -375,15 +393,53 @@ def _set_up(request: dict[str, Any], stdout: int, stderr: int) -> tuple[str, byt
         sys.orig_argv = [os.fsdecode(_bytes(word)) for word in request["orig_argv"]]
     script = sys.argv[0]
     _set_path(script, previous)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = _stream(number, name, getattr(sys, name), is_buffered=not request["is_unbuffered"])
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
     for module in ("random", "numpy.random"):
         if module in sys.modules:
             sys.modules[module].seed()
+    return script, _source_of(script)
+
+
+def _source_of(script: str) -> bytes:
     with open(script, "rb") as file:
-        return script, file.read()
+        return file.read()
+
+
+def _path_of(script: str) -> str:
+    """The script's path as Python shows it: absolute since 3.9, and otherwise as it was written."""
+    return os.path.join(os.getcwd(), script) if sys.version_info >= (3, 9) else script
+
+
+def _compiled(script: str, source: bytes) -> Any:
+    """The script, ready to run; None if there is something to say of it: it is said when the trial has begun."""
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            code = compile(source, _path_of(script), "exec", dont_inherit=True)
+    except Exception:  # noqa: BLE001 - Python meets it again, and tells
+        return None
+    return None if said else code
+
+
+def _up_to_date(script: str, source: bytes, code: Any) -> Any:
+    """What is to be run, now that the turn has come: the code, or the source of a script that has changed since."""
+    try:
+        now = _source_of(script)
+    except OSError as error:
+        # In Python's words.
+        what = f"can't open file {_path_of(script)!r}: [Errno {error.errno}] {error.strerror}"
+        print(f"{sys.executable}: {what}", file=sys.stderr, flush=True)
+        os._exit(2)
+    return code if code is not None and now == source else now
+
+
+def _take_stdio(descriptors: list[int], *, is_buffered: bool) -> None:
+    for number, descriptor in enumerate(descriptors, 1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _stream(number, name, getattr(sys, name), is_buffered=is_buffered)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _bytes(text: str) -> bytes:
@@ -425,8 +481,7 @@ def _stream(number: int, name: str, like: Any, *, is_buffered: bool) -> io.TextI
 
 def _fresh_main(script: str) -> str:
     """Put a `__main__` in place that has just begun to run the script; the script's path as Python shows it."""
-    # Absolute since 3.9, and otherwise as it was written.
-    path = os.path.join(os.getcwd(), script) if sys.version_info >= (3, 9) else script
+    path = _path_of(script)
     main = type(sys)("__main__")
     namespace = vars(main)
     namespace.update(_BLANK_MAIN)
@@ -536,11 +591,13 @@ def _code_of(error: BaseException) -> int | None:
 
 if __name__ == "__main__":
     _own_code = sys._getframe().f_code  # kept: to let go of it would copy what it holds
-    _script, _source = _serve()
+    _script, _program = _serve()
     _path = _fresh_main(_script)
     try:
         # No name of this file's for the namespace: it would keep the script's objects from being deleted at the end.
-        exec(compile(_source, _path, "exec", dont_inherit=True), vars(sys.modules["__main__"]))
+        if isinstance(_program, bytes):
+            _program = compile(_program, _path, "exec", dont_inherit=True)
+        exec(_program, vars(sys.modules["__main__"]))
         _exit_code = 0
     except BaseException as _error:
         _exit_code = _code_of(_error)

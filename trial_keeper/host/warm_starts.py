@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 
-from trial_keeper.core.warm_command import WarmCommand, warm_command
+from trial_keeper.core.warm_command import warm_command
 from trial_keeper.errors import WarmStartRefused
 from trial_keeper.host.warm import WarmInterpreter, WarmStart
 from trial_keeper.wire.messages import Stream
@@ -43,33 +43,43 @@ class WarmStarts:
             except WarmStartRefused as error:
                 self._tell(str(error))
 
+    def foresee(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> None:
+        """This trial is the next to start, unless something comes between: let a fork get ready for it. Returns at once."""
+        try:
+            interpreter, start = self._wanted(trial, folder, environ)
+            if interpreter is not None and start is not None:
+                interpreter.prepare(start)
+        except WarmStartRefused:
+            return  # its start meets the same, and tells
+
     def start(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> int | None:
         """The pid of the trial, which runs; None if it has to be started plainly."""
-        wanted = warm_command(trial.command)
-        if wanted is None:
+        if warm_command(trial.command) is None:
             self._tell("trials start plainly: only `python script.py arguments` can be started warm")
             return None
         try:
-            return self._start(wanted, trial, folder, environ)
+            interpreter, start = self._wanted(trial, folder, environ)
+            return interpreter.start(start) if interpreter is not None and start is not None else None
         except WarmStartRefused as error:
             self._tell(str(error))
             return None
 
-    def _start(
-        self, wanted: WarmCommand, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]
-    ) -> int | None:
-        interpreter = self._interpreter
-        if interpreter is None or not interpreter.is_ready():
-            return None
-        if wanted.python != self._python:
+    def _wanted(
+        self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]
+    ) -> tuple[WarmInterpreter | None, WarmStart | None]:
+        """Who is to start it, and what; None where it is to start plainly."""
+        interpreter, command = self._interpreter, warm_command(trial.command)
+        if interpreter is None or command is None or not interpreter.is_ready():
+            return None, None
+        if command.python != self._python:
             raise WarmStartRefused(
-                f"cannot start a trial warm with {wanted.python!r}: this job holds {self._python!r}; "
+                f"cannot start a trial warm with {command.python!r}: this job holds {self._python!r}; "
                 "use one Python for all trials"
             )
         if not os.path.isdir(trial.code_dir):
-            return None  # the plain start says what is wrong
+            return None, None  # the plain start says what is wrong
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
-        return interpreter.start(WarmStart(wanted, trial.code_dir, environ, stdout, stderr))
+        return interpreter, WarmStart(command, trial.code_dir, environ, stdout, stderr)
 
     def close(self) -> None:
         """End the interpreter; a trial that runs goes on."""

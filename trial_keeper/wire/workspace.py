@@ -220,10 +220,15 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666, *, is_durable: b
     `mode` is what the umask leaves of it. Whatever lies where the new file is made (of a process that died there, or put there by
     somebody: a link, a pipe) is removed and not written to. `is_durable`: the content is on the disk before the name is.
     """
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(temporary, flags, mode), "wb") as file:
+    try:
+        descriptor = os.open(temporary, flags, mode)
+    except FileExistsError:
+        os.unlink(temporary)
+        descriptor = os.open(temporary, flags, mode)
+    with open(descriptor, "wb") as file:
         file.write(content)
         if is_durable:
             file.flush()

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # The manager answers in milliseconds; a machine under full load gets some patience.
 _ANSWER_WITHIN_S = 10.0
+# A change is answered when the tuner knows of it, and that may be busy with a suggestion.
+_CHANGED_WITHIN_S = 120.0
 
 
 class ManagerSilent(TryAgain):
@@ -65,17 +67,42 @@ class ManagerClient:
         """
         return self._ask("DELETE", path, names)
 
-    def _ask(self, verb: str, path: str, names: tuple[str, ...]) -> Any:
+    def put(self, path: str, document: Any, **query: str) -> Any:
+        """Change something to what the document says; as with `get`.
+
+        Raises:
+            ManagerSilent: nobody answers, or another program does.
+            RequestRefused: the manager's own words.
+        """
+        return self._ask("PUT", path, (), within_s=_CHANGED_WITHIN_S, json=document, params=query)
+
+    def post(self, path: str, *names: str, document: Any = None) -> Any:
+        """Begin something, with the document that it is made of; as with `get`.
+
+        Raises:
+            ManagerSilent: nobody answers, or another program does.
+            RequestRefused: the manager's own words.
+        """
+        return self._ask("POST", path, names, within_s=_CHANGED_WITHIN_S, json=document)
+
+    def _ask(
+        self,
+        verb: str,
+        path: str,
+        names: tuple[str, ...],
+        within_s: float = _ANSWER_WITHIN_S,
+        **options: Any,
+    ) -> Any:
         import requests
 
         # No quoting keeps these from naming something else: a folder above, or all there is.
         assert not {"", ".", ".."} & set(names), names
         url = "/".join((self.url + path, *(quote(name, safe="") for name in names)))
         try:
-            answer = self._session.request(verb, url, timeout=_ANSWER_WITHIN_S)
+            answer = self._session.request(verb, url, timeout=within_s, **options)
             document = answer.json()
         except requests.Timeout as error:
-            raise self._silent(f"no answer within {_ANSWER_WITHIN_S:.0f} s") from error
+            raise self._silent(f"no answer within {within_s:.0f} s") from error
         except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
             raise self._unheard(error) from error
         except requests.RequestException as error:

@@ -79,11 +79,14 @@ def _summary(found: ExperimentConfig) -> dict[str, Any]:
 
 
 def _what_keeps_it_from_running(found: ExperimentConfig) -> list[str]:
-    if found.kubernetes is None:
-        return []
-    from nni_manager.services import not_here_yet
+    from nni_manager.errors import UserMistake
+    from nni_manager.services import refuse_what_runs_nowhere_yet
 
-    return [not_here_yet(found)]
+    try:
+        refuse_what_runs_nowhere_yet(found)
+    except UserMistake as mistake:
+        return [str(mistake)]
+    return []
 
 
 @config.command(

@@ -45,6 +45,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
     """Start a new experiment."""
     import secrets
 
+    from nni_manager import services
     from nni_manager.cli import manager_process, preflight
     from nni_manager.config.reader import read_experiment_file
 
@@ -59,10 +60,10 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
         output.warning(warning)
     if place.where:
         output.info(f"run jobs on {place.where}")
-    if config.pai is not None:
+    if (storage := services.storage_here(config)) is not None:
         from nni_manager.engine.code_snapshot import size_of
 
-        size = size_of(config.code_dir, config.pai.storage, config.secret_files)
+        size = size_of(config.code_dir, storage, config.secret_files)
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     if config.is_annotated:
         output.info(

@@ -13,6 +13,7 @@ import click
 from nni_manager.cli import (
     algorithm_commands,
     archive_commands,
+    changes,
     completion,
     config_commands,
     experiment_commands,
@@ -137,3 +138,4 @@ for _command in (export.export, *archive_commands.COMMANDS):
     experiment_commands.experiment.add_command(_command)
 for _command in openpai_jobs.COMMANDS:
     openpai.openpai.add_command(_command)
+changes.register(cli)

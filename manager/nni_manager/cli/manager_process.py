@@ -54,6 +54,7 @@ def create_experiment(
         UserMistake: the experiment's folder cannot be made.
     """
     from nni_manager.engine.engine import EXPERIMENT_ID_LENGTH, new_id
+    from nni_manager.services import storage_here
     from nni_manager.store.store import Store
 
     new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
@@ -62,8 +63,7 @@ def create_experiment(
         folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
     try:
         try:
-            storage = None if config.pai is None else config.pai.storage
-            folder.make(storage, reuses_jobs=config.reuse.is_on)
+            folder.make(storage_here(config), reuses_jobs=config.reuse.is_on)
             if config.is_annotated:
                 config = _with_code_of_its_own(config, folder)
             Store.create(
@@ -95,8 +95,10 @@ def _with_code_of_its_own(config: ExperimentConfig, folder: ExperimentFolder) ->
 
     from nni_manager.config.annotated_code import CodeNotCopied, read_code, write_copy
     from nni_manager.config.mistakes import ConfigInvalid
+    from nni_manager.services import storage_here
 
-    excluded = (config.log_dir,) if config.pai is None else (config.log_dir, config.pai.storage)
+    storage = storage_here(config)
+    excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
     code = read_code(config.code_dir, config.code_dir, excluded, config.secret_files)
     if code.mistakes:
         raise ConfigInvalid(code.mistakes)

@@ -45,7 +45,8 @@ class Access:
             ConfigInvalid: the experiment file cannot be used.
         """
         from nni_manager.config.model import LOCAL_HOST
-        from nni_manager.training_services.openpai.rest import OpenPai, Patience
+        from nni_manager.training_services.openpai.rest import OpenPai
+        from nni_manager.training_services.patience import Patience
 
         patience = Patience(tries=3)
         if self.config is not None:

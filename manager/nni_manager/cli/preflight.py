@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import os
@@ -16,7 +17,7 @@ from nni_manager.cli.experiments import known_experiments
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:
-    from nni_manager.config.model import ExperimentConfig
+    from nni_manager.config.model import ExperimentConfig, KubernetesConfig
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
@@ -121,9 +122,7 @@ def check_platform(config: ExperimentConfig) -> Place:
         UserMistake, TryAgain: not on the cluster.
     """
     if config.kubernetes is not None:
-        from nni_manager.services import not_here_yet
-
-        raise UserMistake(not_here_yet(config))
+        return check_kubernetes(config, config.kubernetes)
     if config.pai is not None:
         return check_cluster(config)
     check_gpus(config)
@@ -141,7 +140,7 @@ def check_cluster(config: ExperimentConfig) -> Place:
     """
     from nni_manager import services
     from nni_manager.training_services.openpai.job import template_of
-    from nni_manager.training_services.openpai.rest import Patience
+    from nni_manager.training_services.patience import Patience
 
     assert config.pai is not None
     template = template_of(config.pai)
@@ -167,6 +166,33 @@ def check_cluster(config: ExperimentConfig) -> Place:
                     f"use; correct it in {config.config_path.name} (known: {known})"
                 )
     return Place(f"OpenPAI at {cluster.address}, as {cluster.user}", template.warnings)
+
+
+def check_kubernetes(config: ExperimentConfig, kubernetes: KubernetesConfig) -> Place:
+    """See that Kubernetes lets this user in and has what jobs ask for.
+
+    Raises:
+        ClusterLacks: it has not; with all that is missing.
+        NotMounted: this machine does not have the storage.
+        UserMistake, TryAgain: this version does not run such jobs, or Kubernetes cannot be asked.
+    """
+    from nni_manager import services
+    from nni_manager.training_services.frameworkcontroller.client import check_cluster
+    from nni_manager.training_services.kubernetes.api import Kubernetes
+    from nni_manager.training_services.patience import Patience
+
+    services.refuse_what_runs_nowhere_yet(config)
+    services.storage_here(config)
+    with contextlib.closing(Kubernetes(patience=Patience(tries=2))) as cluster:
+        check_cluster(cluster, kubernetes)
+        namespace = kubernetes.namespace or cluster.namespace
+        warnings: tuple[str, ...] = ()
+        if sum(role.tasks for role in kubernetes.roles) > 1 and kubernetes.service_account is None:
+            warnings = (
+                "tasks of one job wait for each other at FrameworkController's barrier, which reads the Framework: if the "
+                "cluster does not let every pod do so, name an account that may in serviceAccountName",
+            )
+        return Place(f"FrameworkController at {cluster.address}, in namespace {namespace}", warnings)
 
 
 def check_command(config: ExperimentConfig) -> None:

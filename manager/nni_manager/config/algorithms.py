@@ -5,9 +5,10 @@ Source: NNI v3.0 documentation of the built-in tuners. `seed` is our addition.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
 
@@ -15,7 +16,7 @@ from nni_manager.config.mistakes import key_of, remedy_for_unknown, shown
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
 from nni_manager.config.schema import Schema, must_be, refusal
-from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace
+from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace, contains
 
 # They search for architectures of networks, or lean on libraries that nobody keeps up.
 _TUNERS_LEFT_OUT = ("DNGOTuner", "NetworkMorphism", "PPOTuner", "RegularizedEvolutionTuner")
@@ -364,6 +365,10 @@ def _is_registered(kind: AlgorithmKind, name: str) -> bool:
         raise refusal(str(error)) from error
 
 
+# What these add to the parameters of a search space.
+_BUDGETED = {"Hyperband": "TRIAL_BUDGET", "BOHB": "TRIAL_BUDGET"}
+
+
 def reason_against_space(name: str, space: SearchSpace) -> str | None:
     """Why the tuner of this name can do nothing with the search space, as a whole sentence; None when it can."""
     if name == "BatchTuner":
@@ -375,6 +380,15 @@ def reason_against_space(name: str, space: SearchSpace) -> str | None:
         f"cannot use tuner.builtinTunerName: GridSearch tries every value, and {wrong} has too many to try; use choice, "
         "quniform or randint there, or another tuner"
     )
+
+
+def problems_within(space: SearchSpace, name: str, parameters: Mapping[str, Any]) -> list[str]:
+    """What hinders these from being the parameters of a trial of the tuner of this name; empty when they can be."""
+    if name == "BatchTuner":  # its trials get one of the options, and not the choice among them
+        return contains(space, {"combine_params": parameters})
+    if name in _BUDGETED:
+        parameters = {key: value for key, value in parameters.items() if key != _BUDGETED[name]}
+    return contains(space, parameters)
 
 
 def _reason_against_batch(space: SearchSpace) -> str | None:

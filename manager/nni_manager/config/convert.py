@@ -68,14 +68,16 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
     for v1, value in _leaves(raw, (), names):
         if value is None:
             continue
-        if v1 == ("trainingServicePlatform",):
-            continue
+        if v1 == ("trainingServicePlatform",) or v1[-1] == "classFileName":
+            continue  # which is said in other words
         target = _target(v1, raw, names)
         if target is None:
             key = key_of(v1)
             dropped.append(f"{key}: {_WHY_DROPPED.get(key, 'the second schema has no place for it')}")
             continue
         put(made, target, _value(v1, value, path, folder))
+        if v1[-1] == "className" and (file := raw[str(v1[0])].get("classFileName")) is not None:
+            put(made, target, f"{Path(file).stem}.{value}")  # v2 has module and class in one
     service = {"platform": platform, **made.pop("trainingService", {})}
     if v1_platform in SECTION:
         service["storage"] = {"storageType": kind} | service.get("storage", {})

@@ -131,13 +131,13 @@ def read_yaml(path: Path) -> Document:
             loader.dispose()
 
 
-def read_json(path: Path) -> Document:
+def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Document:
     """The JSON document in `path`. NaN and Infinity are refused: they are not JSON.
 
     Raises:
         ConfigInvalid: it cannot be read or is not JSON; exactly one mistake.
     """
-    text = _text(path)
+    text = _text(path, most_bytes)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -194,12 +194,12 @@ def _is_too_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            message = f"cannot read {path.name}: it has more than {MOST_BYTES:,} bytes; keep what the experiment needs"
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            message = f"cannot read {path.name}: it has more than {most_bytes:,} bytes; keep what the experiment needs"
             raise _refused(path, message)
         return content.decode("utf-8-sig")
     except FileNotFoundError as error:

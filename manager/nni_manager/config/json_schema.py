@@ -117,6 +117,9 @@ def _add_class_args(algorithm: Json, key: str, args_key: str = "classArgs") -> N
     known: Mapping[str, type] = ASSESSOR_ARGS if key == _NAME_OF_ALGORITHM["AssessorV1"] else CLASS_ARGS
     name_key = key if key in algorithm["properties"] else "name"
     conditions = algorithm.setdefault("allOf", [])
+    if "className" in algorithm["properties"]:
+        is_text = {"type": "string"}
+        conditions.append({"anyOf": [_has(name_key, is_text), _has("className", is_text)]})
     for name, args in known.items():
         either = {"anyOf": [{"$ref": _REF + args.__name__}, _NULL]}
         then: Json = {"properties": dict.fromkeys(_spellings(args_key), either)}

@@ -220,12 +220,13 @@ class ReuseConfig:
 class ExperimentConfig:
     """One checked experiment. Paths are absolute; `code_dir` was a folder when the file was read.
 
-    `max_exec_duration_s` and `max_trial_number` None mean no limit. `gpu_num` None leaves CUDA_VISIBLE_DEVICES of a
-    trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from. `nni_manager_ip` is where
-    keepers on other machines reach the manager; None: it finds that out. `trial_command` is empty where roles or a job file say
-    what tasks run. `pai` is there exactly for the training service of that name, `kubernetes` for `frameworkcontroller` and
-    `kubeflow`. `is_annotated`: `code_dir` holds annotations, and trials run a copy that is made of it; once that is made,
-    `code_dir` is the copy. `warnings` are for the user who starts it.
+    `max_exec_duration_s`, `max_trial_number` and `max_trial_duration_s` None mean no limit. Limits and the search space are those
+    of now: they may have been changed since the file was read, the space `search_space_revision` times. `gpu_num` None leaves
+    CUDA_VISIBLE_DEVICES of a trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from.
+    `nni_manager_ip` is where keepers on other machines reach the manager; None: it finds that out. `trial_command` is empty where
+    roles or a job file say what tasks run. `pai` is there exactly for the training service of that name, `kubernetes` for
+    `frameworkcontroller` and `kubeflow`. `is_annotated`: `code_dir` holds annotations, and trials run a copy that is made of it;
+    once that is made, `code_dir` is the copy. `warnings` are for the user who starts it.
     """
 
     experiment_name: str
@@ -255,6 +256,9 @@ class ExperimentConfig:
     assessor: AssessorConfig | None = None
     is_annotated: bool = False
     warnings: tuple[str, ...] = ()
+    max_trial_duration_s: float | None = None
+    max_trial_retry: int = 0
+    search_space_revision: int = 0
     kubernetes: KubernetesConfig | None = None
 
     @property

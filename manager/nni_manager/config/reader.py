@@ -186,6 +186,8 @@ class _Reading:
             trial_concurrency=file.trial_concurrency,
             max_exec_duration_s=file.max_exec_duration,
             max_trial_number=file.max_trial_num,
+            max_trial_duration_s=file.max_trial_duration,
+            max_trial_retry=file.max_trial_retry,
             training_service=self.platform,
             search_space=search_space,
             search_space_raw=search_space_raw,

@@ -392,12 +392,12 @@ def _problems_of_choice(choice: Choice, value: Any, path: Path) -> list[str]:
         tries = [_problems_within(option.space, inner, path) for option in nested]
         return min(tries, key=len)
     plain = [option for option in choice.options if not isinstance(option, Nested)]
-    if any(_same_json(option, value) for option in plain):
+    if any(same_json(option, value) for option in plain):
         return []
     return [f"{key_of(path)}: {shown(value)} is not an option"]
 
 
-def _same_json(left: Any, right: Any) -> bool:
+def same_json(left: Any, right: Any) -> bool:
     """Whether both are one JSON text; Python's == holds True equal to 1."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 

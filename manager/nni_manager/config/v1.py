@@ -56,7 +56,12 @@ _HOST_NAME = re.compile(
 _DURATION = re.compile(r"^([1-9][0-9]*)([smhd])$", re.ASCII)
 
 
-def _duration_s(text: Any) -> float | None:
+def duration_s(text: Any) -> float | None:
+    """The seconds of a duration such as `90m`; None of None.
+
+    Raises:
+        ValueError: it is no duration.
+    """
     if text is None:
         return None
     match = _DURATION.match(text) if isinstance(text, str) else None
@@ -93,7 +98,7 @@ GpuIndices = Annotated[
 ]
 Duration = Annotated[
     float | None,
-    PlainValidator(_duration_s),
+    PlainValidator(duration_s),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}),
 ]
 _MOST_MB = 99_999_999
@@ -141,9 +146,16 @@ SizeFrom100 = Annotated[int | None, PlainValidator(partial(_size_or_none, 100)),
 _SIZE_WORDS = "a whole number of MB from 100 on, or a size such as 8gb"
 
 
+OWN_ADVISOR = "advisors of your own are not supported; write a tuner of your own, in tuner"
+
+
 class _Algorithm(Schema):
     """What may be one of ours, by name, or a class of the user's own; the reader says what is missing of either."""
 
+    answers: ClassVar[dict[str, str]] = {
+        "gpuNum": "nothing here runs on GPUs but trials; remove it, or write gpuIndices, which changes nothing",
+        "checkpointDir": "what is known of results is kept with the experiment; remove it",
+    }
     code_dir: str | None = must_be("a folder", ".", None, min_length=1)
     class_file_name: str | None = must_be("the name of a Python file", "my_tuner.py", None, pattern=r"\.py$")
     class_name: str | None = must_be("the name of a class", "MyTuner", None, pattern=r"^\w+(\.\w+)*$")
@@ -171,6 +183,7 @@ class TunerV1(_Algorithm):
 class AdvisorV1(Schema):
     """`advisor`: NNI's word for a tuner that takes the place of tuner and assessor."""
 
+    answers: ClassVar[dict[str, str]] = dict.fromkeys(("codeDir", "classFileName", "className"), OWN_ADVISOR)
     builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband")
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
@@ -326,6 +339,8 @@ class ExperimentV1(Schema):
     trial_concurrency: int = must_be("a whole number from 1 to 99999", "2", ge=1, le=99999)
     max_exec_duration: Duration = must_be("a whole number and one of s, m, h, d", "1h", None)
     max_trial_num: int | None = must_be("a whole number from 1 to 99999", "20", None, ge=1, le=99999)
+    max_trial_duration: Duration = must_be("a whole number and one of s, m, h, d", "30m", None)
+    max_trial_retry: int = must_be("a whole number from 0 to 99", "2", 0, ge=0, le=99)
     training_service_platform: str = must_be("a platform", "local")
     search_space_path: str | None = must_be(
         "the path of a JSON file", "search_space.json", None, min_length=1

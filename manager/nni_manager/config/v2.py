@@ -16,6 +16,7 @@ from nni_manager.config.document import Document, PathInFile
 from nni_manager.config.kubernetes import SECTION
 from nni_manager.config.mistakes import Mistake, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.model import LOCAL_HOST
+from nni_manager.config.v1 import OWN_ADVISOR
 
 # A place in any file: `*` stands for the index of an item.
 _Place = tuple[str, ...]
@@ -39,6 +40,8 @@ _EVERYWHERE = _places(
         "trialGpuNumber": "trial.gpuNum",
         "maxExperimentDuration": "maxExecDuration",
         "maxTrialNumber": "maxTrialNum",
+        "maxTrialDuration": "maxTrialDuration",
+        "maxTrialRetry": "maxTrialRetry",
         "nniManagerIp": "nniManagerIp",
         "useAnnotation": "useAnnotation",
         "debug": "debug",
@@ -194,7 +197,6 @@ _STORAGE_KEYS = {
 }
 _STORAGE_EXAMPLE = "storage: {storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}"
 _NOT_YET = {
-    "maxTrialDuration": "trials end by themselves or with the experiment",
     "sharedStorage": "name the storage where the training service has it",
     "trainingService.openpaiConfig": "write it into a file and name that in openpaiConfigFile",
 }
@@ -203,6 +205,8 @@ _ANSWERS = {
     "authorName": "NNI's second schema has no such key; remove it",
     "trial": "it is of NNI's first schema; write trialCommand, trialCodeDirectory and trialGpuNumber",
     "experimentType": "architecture search is not supported; write hpo, or remove it",
+    "advisor.className": OWN_ADVISOR,
+    "advisor.codeDirectory": OWN_ADVISOR,
     "multiPhase": "NNI gave it up; remove it",
     "multiThread": "NNI gave it up; remove it",
     **{
@@ -622,6 +626,7 @@ def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
             tail = re.sub(rf"(?<![\w.]){last}(?=: )", v2_last, tail)
             if last != last.lower() or last == "reuse":
                 head = re.sub(rf"(?<![\w.]){last}(?![\w:.])|(?<={{){last}(?=:)", v2_last, head)
+    tail = tail.replace("codeDir, classFileName and className", "codeDirectory and className")
     if "nfs: {" in tail:
         tail = _STORAGE_EXAMPLE
     tail = tail.replace("keyVault: {", "storage: {storageType: azureStorage, ")

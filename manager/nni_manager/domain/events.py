@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import Trial
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
@@ -193,6 +194,30 @@ class ExperimentStopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsChanged:
+    """Somebody wants other limits; they are stored already."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpaceChanged:
+    """From now on the tuner proposes parameters of another search space, of which there may be more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialProposed:
+    """Somebody wants a trial with these parameters, whatever the tuner thinks and whichever limit is reached. The id is new.
+
+    To be posted only while the experiment `takes_trials`.
+    """
+
+    trial_id: str
+    parameters: Mapping[str, Any]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """A good moment to look at the limits."""
 
@@ -220,6 +245,9 @@ Event = (
     | TrialStopAsked
     | TrialRefused
     | ExperimentStopAsked
+    | LimitsChanged
+    | SearchSpaceChanged
+    | TrialProposed
     | TimePassed
 )
 
@@ -240,6 +268,14 @@ class TellTuner:
     sequence_id: int
     value: float | None
     trial_id: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TeachTuner:
+    """How a trial came out whose parameters a person gave."""
+
+    trial_id: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +393,7 @@ class Finish:
 Effect = (
     AskTuner
     | TellTuner
+    | TeachTuner
     | AskAssessor
     | TellAssessor
     | SaveTrial

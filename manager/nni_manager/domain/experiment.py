@@ -46,6 +46,7 @@ from nni_manager.domain.events import (
     KeeperFound,
     KeeperIdle,
     KeeperMatched,
+    LimitsChanged,
     MetricsStored,
     ParametersSuggested,
     RecallTrial,
@@ -53,12 +54,15 @@ from nni_manager.domain.events import (
     SaveJob,
     SaveTrial,
     SaveUsage,
+    SearchSpaceChanged,
     SubmitJob,
     TakeRest,
     TaskReported,
+    TeachTuner,
     TellAssessor,
     TellTuner,
     TimePassed,
+    TrialProposed,
     TrialRefused,
     TrialStopAsked,
     TunerExhausted,
@@ -67,6 +71,7 @@ from nni_manager.domain.events import (
     UsageReported,
 )
 from nni_manager.domain.jobs import MOST_AHEAD, Job, Jobs, JobState
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, Reported, reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
@@ -81,6 +86,9 @@ LATEST_FAILURES = 3
 _SHORT_TRIAL_S = 60.0
 # Of these several are over while one is asked for, stored and given. A job that has as many waiting holds none up for long.
 _VERY_SHORT_TRIAL_S = 1.0
+
+# Of these the training code is not to blame, and another try may go well.
+_FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
 
 STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
 _KEEPER_RESTARTED = "its keeper was started anew while the trial was being stopped"
@@ -119,6 +127,8 @@ class ExperimentEvent(Enum):
     BEGUN = "begun"
     LIMIT_REACHED = "limit reached"
     TUNER_EXHAUSTED = "tuner exhausted"
+    MORE_WANTED = "more wanted"
+    TRIAL_PROPOSED = "trial proposed"
     ALL_ENDED = "all ended"
     FAILED = "failed"
     STOP_ASKED = "stop asked"
@@ -153,6 +163,20 @@ NEXT: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = {
     (_E.STOPPED, _X.STOP_ASKED): _E.STOPPED,
     (_E.DONE, _X.FAILED): _E.DONE,  # the tuner did not take the last result; all results are there
     (_E.STOPPED, _X.FAILED): _E.STOPPED,
+    # A limit was raised, or the search space is another one. What is stopped or has failed goes on with a resume only.
+    (_E.INITIALIZED, _X.MORE_WANTED): _E.INITIALIZED,
+    (_E.RUNNING, _X.MORE_WANTED): _E.RUNNING,
+    (_E.NO_MORE_TRIAL, _X.MORE_WANTED): _E.RUNNING,
+    (_E.TUNER_NO_MORE_TRIAL, _X.MORE_WANTED): _E.RUNNING,  # it is asked again, and may say the same
+    (_E.DONE, _X.MORE_WANTED): _E.RUNNING,
+    (_E.STOPPING, _X.MORE_WANTED): _E.STOPPING,
+    (_E.STOPPED, _X.MORE_WANTED): _E.STOPPED,
+    (_E.ERROR, _X.MORE_WANTED): _E.ERROR,
+    # Not in the others: no trial is begun there.
+    (_E.RUNNING, _X.TRIAL_PROPOSED): _E.RUNNING,
+    (_E.NO_MORE_TRIAL, _X.TRIAL_PROPOSED): _E.NO_MORE_TRIAL,
+    (_E.TUNER_NO_MORE_TRIAL, _X.TRIAL_PROPOSED): _E.TUNER_NO_MORE_TRIAL,
+    (_E.DONE, _X.TRIAL_PROPOSED): _E.RUNNING,
     # resume
     (_E.STOPPING, _X.BEGUN): _E.RUNNING,
     (_E.STOPPED, _X.BEGUN): _E.RUNNING,
@@ -162,15 +186,6 @@ NEXT: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = {
     (_E.NO_MORE_TRIAL, _X.BEGUN): _E.RUNNING,
     (_E.TUNER_NO_MORE_TRIAL, _X.BEGUN): _E.RUNNING,
 }
-
-
-@dataclass(slots=True)
-class Limits:
-    """What may change while the experiment runs. None: no limit."""
-
-    concurrency: int
-    max_trials: int | None
-    max_duration_s: float | None
 
 
 @dataclass(slots=True)
@@ -215,6 +230,8 @@ class Experiment:
     """How many trials were over when the last question was asked: an answer may be older than an end."""
     _next_sequence_id: int = 0
     _live: int = 0
+    _timed: dict[str, None] = field(default_factory=dict)
+    """Trials that run, by when their start was heard of; among them some that do not run any more."""
     _ahead: int = 0
     """How many trials may follow the one that a job runs, as long as trials last as they did of late."""
     _finished: bool = False
@@ -227,14 +244,22 @@ class Experiment:
 
     @property
     def time_runs_out_at_s(self) -> float | None:
-        """When the duration limit will be reached, by the monotonic clock; None when nothing would change then."""
+        """When a limit of time will be reached next, by the monotonic clock; None when nothing would change then."""
+        limits, times = self.limits, []
         if (
-            self.state is not ExperimentState.RUNNING
-            or self._running_since_s is None
-            or self.limits.max_duration_s is None
+            self.state is ExperimentState.RUNNING
+            and self._running_since_s is not None
+            and limits.max_duration_s is not None
         ):
-            return None
-        return self._running_since_s + self.limits.max_duration_s - self.active_s
+            times.append(self._running_since_s + limits.max_duration_s - self.active_s)
+        if limits.max_trial_duration_s is not None and (longest := self._runs_longest()) is not None:
+            times.append(longest[1] + limits.max_trial_duration_s)
+        return min(times, default=None)
+
+    @property
+    def takes_trials(self) -> bool:
+        """Whether somebody may propose a trial now."""
+        return (self.state, ExperimentEvent.TRIAL_PROPOSED) in NEXT
 
     @property
     def best(self) -> Trial | None:
@@ -245,7 +270,7 @@ class Experiment:
         """What the tuner learns from a trial that is over; None: nothing."""
         if trial.state is TrialState.SUCCEEDED:
             return trial.value
-        if trial.state is TrialState.EARLY_STOPPED and self.learns_from_early_stopped:
+        if self._is_cut_and_counts(trial):
             return trial.value if trial.value is not None else reward(trial.intermediate or "")
         return None
 
@@ -257,9 +282,14 @@ class Experiment:
         """All that the tuner may know of the result of a trial that is over, as JSON text; None: it has none."""
         if trial.state is TrialState.SUCCEEDED:
             return trial.final
-        if trial.state is TrialState.EARLY_STOPPED and self.learns_from_early_stopped:
+        if self._is_cut_and_counts(trial):
             return trial.final if trial.final is not None else trial.intermediate
         return None
+
+    def _is_cut_and_counts(self, trial: Trial) -> bool:
+        # NNI calls a trial that ran for too long early stopped as well.
+        is_cut = trial.state in (TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED)
+        return is_cut and self.learns_from_early_stopped
 
     @property
     def trials_with_jobs(self) -> list[Trial]:
@@ -268,6 +298,11 @@ class Experiment:
 
     def restore(self, trials: Iterable[Trial]) -> None:
         """Take over the trials of an earlier manager, before `Begun` and before its jobs."""
+        trials = list(trials)
+        running = [trial for trial in trials if trial.state is TrialState.RUNNING]
+        self._timed = dict.fromkeys(
+            trial.trial_id for trial in sorted(running, key=lambda trial: trial.heard_s or 0.0)
+        )
         for trial in trials:
             self.trials[trial.trial_id] = trial
             self.counts[trial.state] += 1
@@ -350,6 +385,12 @@ class Experiment:
                 return self._stop_early(event, now_s)
             case ExperimentStopAsked():
                 return self._stop_all(event.at_s, now_s)
+            case LimitsChanged():
+                return self._change_limits(event.limits, now_s)
+            case SearchSpaceChanged():
+                return self._seek_more(now_s)
+            case TrialProposed():
+                return self._add_proposed(event, now_s)
             case Begun():
                 return self._begin(now_s)
             case TimePassed():
@@ -372,12 +413,9 @@ class Experiment:
             event.parameters,
             event.memo,
             event.at_s,
-            # Without reuse there is one job per trial, so the trial's name serves both.
-            job_id="" if self.reuses_jobs else event.trial_id,
+            job_id="",
         )
-        self.trials[trial.trial_id] = trial
-        self.counts[trial.state] += 1
-        self._live += 1
+        self._know(trial)
         if not self._wants_trials:
             # The answer came after the experiment was stopped: the trial ends before it begins.
             trial.stop_reason = ExitReason.STOPPED_BY_USER
@@ -387,9 +425,79 @@ class Experiment:
         if self.reuses_jobs:
             self.jobs.queue.append(trial.trial_id)
             return [SaveTrial(trial)]
-        job = self.jobs.add(Job(trial.job_id))
-        self.jobs.give(job, trial.trial_id)
-        return [SaveTrial(trial), SaveJob(job), SubmitJob(job)]
+        return self._submit_alone(trial)
+
+    def _add_proposed(self, event: TrialProposed, now_s: float) -> list[Effect]:
+        trial = Trial(
+            event.trial_id,
+            self._next_sequence_id,
+            event.parameters,
+            {},
+            event.at_s,
+            job_id="",
+            is_customized=True,
+        )
+        self._next_sequence_id += 1
+        self._know(trial)
+        self._finished = False
+        # It is given a job before the tuner is asked for anything.
+        self.jobs.queue.append(trial.trial_id)
+        return [SaveTrial(trial), *self._move(ExperimentEvent.TRIAL_PROPOSED, now_s)]
+
+    def _know(self, trial: Trial) -> None:
+        self.trials[trial.trial_id] = trial
+        self.counts[trial.state] += 1
+        self._live += 1
+
+    # ---- limits
+
+    def _change_limits(self, limits: Limits, now_s: float) -> list[Effect]:
+        before, self.limits = self.limits, limits
+        ends_asking = (limits.max_trials, limits.max_duration_s) != (before.max_trials, before.max_duration_s)
+        return self._seek_more(now_s) if ends_asking else []
+
+    def _seek_more(self, now_s: float) -> list[Effect]:
+        """Ask the tuner again, unless a limit stands against it."""
+        left = self._trials_left
+        if self._is_out_of_time(now_s) or (left is not None and left <= 0):
+            return []
+        self._tuner_waits = False
+        effects = self._move(ExperimentEvent.MORE_WANTED, now_s)
+        self._finished = self._finished and self.state.is_over
+        return effects
+
+    def _is_out_of_time(self, now_s: float) -> bool:
+        limit_s = self.limits.max_duration_s
+        return limit_s is not None and self.duration_s(now_s) >= limit_s
+
+    @property
+    def _trials_left(self) -> int | None:
+        """How many more the tuner may be asked for; None: any number."""
+        most = self.limits.max_trials
+        return None if most is None else most - len(self.trials) - self._asked
+
+    def _runs_longest(self) -> tuple[Trial, float] | None:
+        """The trial that has run for longest, and when its start was heard of."""
+        while self._timed:
+            trial = self.trials[next(iter(self._timed))]
+            if trial.state is TrialState.RUNNING and trial.heard_s is not None:
+                return trial, trial.heard_s
+            del self._timed[trial.trial_id]
+        return None
+
+    def _stop_overdue(self, now_s: float) -> list[Effect]:
+        """Stop those that have run for too long."""
+        limit_s, effects = self.limits.max_trial_duration_s, list[Effect]()
+        while limit_s is not None and (longest := self._runs_longest()) is not None:
+            trial, heard_s = longest
+            if now_s - heard_s < limit_s:
+                break
+            del self._timed[trial.trial_id]
+            at_s = (trial.started_at_s or 0.0) + limit_s
+            effects += self._stop_trial(trial.trial_id, ExitReason.TIME_LIMIT, at_s, now_s)
+        return effects
+
+    # ---- what keepers tell
 
     def _note_start(self, event: AttemptStarted, now_s: float) -> list[Effect]:
         trial, key = self.trials[event.key.trial_id], event.key
@@ -404,6 +512,8 @@ class Experiment:
             return [CancelTrial(trial, trial.reason_for_others)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
+        self._timed.pop(trial.trial_id, None)
+        self._timed[trial.trial_id] = None
         stopped_before = trial.stop_reason or (
             ExitReason.STOPPED_BY_USER if self.state is ExperimentState.STOPPING else None
         )
@@ -558,10 +668,10 @@ class Experiment:
         effects: list[Effect] = [SaveJob(job, is_over=True)]
         trials = self.trials_of(job)
         is_a_bad_sign = event.was_watched and not (job.was_heard or job.state is JobState.LEAVING)
-        if not trials and is_a_bad_sign and self.jobs.queue:
+        if self.reuses_jobs and not trials and is_a_bad_sign and self.jobs.queue:
             # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
             trial = self.trials[self.jobs.queue.popleft()]
-            return effects + self._lose(trial, event.reason, event.message, event.at_s, now_s)
+            return effects + self._lose_to_cluster(trial, event, now_s)
         for trial in reversed(trials):  # so that those that return to the queue keep their order
             effects += self._lose_job(trial, event, now_s)
         return effects
@@ -579,7 +689,22 @@ class Experiment:
         if trial.ended is not None and not trial.undelivered & trial.ends.keys():
             # Those that have told no end never will, and the end that counts is known.
             return [*self._close(trial, now_s), ForgetTrial(trial)]
-        return self._lose(trial, event.reason, event.message, event.at_s, now_s)
+        return self._lose_to_cluster(trial, event, now_s)
+
+    def _lose_to_cluster(self, trial: Trial, event: JobGone, now_s: float) -> list[Effect]:
+        is_clusters_fault = event.reason in _FAULTS_OF_CLUSTER and trial.stop_reason is None
+        # A trial whose command has ended by itself would end so again.
+        if not (is_clusters_fault and trial.ended is None and self._wants_trials) or (
+            trial.retries >= self.limits.max_retries
+        ):
+            return self._lose(trial, event.reason, event.message, event.at_s, now_s)
+        number = trial.retries + 1
+        with self._counted(trial):
+            trial.lost(
+                f"the cluster lost it ({event.reason.value}); begun again, {number} of {self.limits.max_retries}"
+            )
+        self.jobs.queue.appendleft(trial.trial_id)
+        return [SaveTrial(trial), ForgetTrial(trial)]
 
     def trials_of(self, job: Job) -> list[Trial]:
         """The trials that the job still has to finish, in order."""
@@ -603,10 +728,26 @@ class Experiment:
         trial.job_id = job.job_id
         return [SaveTrial(trial), GiveTrial(job, trial)]
 
+    def _submit_alone(self, trial: Trial) -> list[Effect]:
+        """Without reuse there is one job per trial, so the trial's name serves both, until the job is lost."""
+        trial.job_id = f"{trial.trial_id}-{trial.retries}" if trial.retries else trial.trial_id
+        job = self.jobs.add(Job(trial.job_id))
+        self.jobs.give(job, trial.trial_id)
+        return [SaveTrial(trial), SaveJob(job), SubmitJob(job)]
+
     def _fit_jobs(self) -> list[Effect]:
         """Ask for as many jobs as are missing, or let those go that are not needed any more."""
         effects: list[Effect] = []
         jobs = self.jobs
+        if not self.reuses_jobs:
+            # What waits is what a person proposed, or the cluster lost.
+            while jobs.queue and self._live - len(jobs.queue) + self._asked < self.limits.concurrency:
+                effects += self._submit_alone(self.trials[jobs.queue.popleft()])
+            return effects
+        if (excess := jobs.staying - self.limits.concurrency) > 0:
+            for job in jobs.spare[:excess]:
+                jobs.dismiss(job)
+                effects.append(DismissJob(job))
         for _ in range(min(jobs.missing, self.limits.concurrency - jobs.staying)):
             job = jobs.add(Job(jobs.new_id()))
             effects += [SaveJob(job), SubmitJob(job)]
@@ -622,6 +763,7 @@ class Experiment:
     def _settle(self, trial: Trial, now_s: float) -> list[Effect]:
         """The trial is final: its place is free, and the tuner learns of it."""
         self._live -= 1
+        self._timed.pop(trial.trial_id, None)
         self._ends += 1
         self._tuner_waits = False
         self._note_outcome(trial)
@@ -633,10 +775,12 @@ class Experiment:
         elif (job := self.jobs.live.get(trial.job_id)) is not None:
             self.silence.broken(job.job_id)
             self.jobs.dismiss(job)  # its keeper ends by itself
-        effects: list[Effect] = [
-            SaveTrial(trial),
-            TellTuner(trial.sequence_id, self.lesson_of(trial), trial.trial_id),
-        ]
+        effects: list[Effect] = [SaveTrial(trial)]
+        lesson = self.lesson_of(trial)
+        if not trial.is_customized:
+            effects.append(TellTuner(trial.sequence_id, lesson, trial.trial_id))
+        elif lesson is not None:
+            effects.append(TeachTuner(trial.trial_id, lesson))
         if self.is_assessed:
             effects.append(TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.keeper_has_matched:
@@ -705,18 +849,10 @@ class Experiment:
         )
 
     def _go_on(self, now_s: float) -> list[Effect]:
-        effects = self._give()
+        effects = self._stop_overdue(now_s) + self._give()
         if self.state is ExperimentState.RUNNING:
-            out_of_time = (
-                self.limits.max_duration_s is not None
-                and self.duration_s(now_s) >= self.limits.max_duration_s
-            )
-            left = (
-                None
-                if self.limits.max_trials is None
-                else self.limits.max_trials - len(self.trials) - self._asked
-            )
-            if out_of_time or (left is not None and left <= 0 and not self._asked):
+            left = self._trials_left
+            if self._is_out_of_time(now_s) or (left is not None and left <= 0 and not self._asked):
                 effects += self._move(ExperimentEvent.LIMIT_REACHED, now_s)
             elif self._tuner_waits:
                 if not self._live and not self._asked:

@@ -79,6 +79,7 @@ class TrialEvent(Enum):
     STOP_ASKED = "stop asked"
     ENDED = "ended"
     CLOSED = "closed"
+    LOST = "lost to the cluster, to be begun again"
 
 
 _W, _R, _S, _C = TrialState.WAITING, TrialState.RUNNING, TrialState.STOPPING, TrialState.CLOSING
@@ -97,6 +98,8 @@ NEXT: dict[tuple[TrialState, TrialEvent], TrialState | None] = {
     (_C, TrialEvent.STOP_ASKED): _C,  # it came too late
     (_C, TrialEvent.ENDED): _C,  # told again after a lost link
     (_C, TrialEvent.CLOSED): None,
+    (_W, TrialEvent.LOST): _W,
+    (_R, TrialEvent.LOST): _W,
 }
 
 
@@ -131,6 +134,12 @@ class Trial:
     """The task that reported first: its metrics are the trial's."""
     warning: str = ""
     """What somebody should know of a trial that went on all the same."""
+    is_customized: bool = False
+    """Whether a person gave its parameters: then the tuner did not propose them, and learns of them as of any result."""
+    retries: int = 0
+    """How often it was begun again because the cluster lost it."""
+    first_attempts: dict[str, int] = field(default_factory=dict, repr=False)
+    """From which attempt of each task on anything counts: those before were lost. A task that is not here: from the first."""
     latest_usage: Usage | None = None
     """As last reported; not stored."""
     ended: TrialEnded | None = field(default=None, repr=False)
@@ -184,7 +193,7 @@ class Trial:
     def counts(self, key: AttemptKey) -> bool:
         """Whether anything of this attempt matters: it is the newest of its task."""
         newest = self.attempt_of(key.task)
-        return newest is None or key.attempt >= newest
+        return key.attempt >= max(newest or 0, self.first_attempts.get(key.task, 0))
 
     def attempt_of(self, task: str) -> int | None:
         """The newest attempt of a task that has begun; None if it has not."""
@@ -283,6 +292,24 @@ class Trial:
         self.attempts[key.task] = key.attempt
         if self.reporter in (None, key.task):
             self.attempt = key.attempt
+
+    def lost(self, how: str) -> None:
+        """The cluster lost it: it waits for another attempt, and what it has said so far stays and does not count."""
+        self.happened(TrialEvent.LOST)
+        newest = dict(self.attempts)
+        if not newest and self.attempt is not None and self.reporter is not None:
+            newest = {self.reporter: self.attempt}
+        self.first_attempts |= {task: attempt + 1 for task, attempt in newest.items()}
+        self.retries += 1
+        self.warn(how)
+        for by_task in (self.attempts, self.ends):
+            by_task.clear()
+        self.undelivered.clear()
+        self.attempt = self.reporter = self.final = self.value = self.intermediate = None
+        self.intermediate_count = 0
+        self.peak_usage = self.latest_usage = self.started_at_s = self.heard_s = None
+        self.was_returned = False
+        self.job_id = ""
 
     def gone(self, reason: ExitReason, message: str, at_s: float, now_s: float) -> None:
         """It is over and nobody can tell more than that. `now_s` is monotonic."""

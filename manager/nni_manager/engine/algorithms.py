@@ -7,15 +7,17 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.events import (
     AskAssessor,
     Event,
     ParametersSuggested,
+    SearchSpaceChanged,
     TellAssessor,
     TrialRefused,
     TunerExhausted,
@@ -25,6 +27,7 @@ from nni_manager.domain.events import (
 from nni_manager.errors import UserMistake
 from nni_manager.tuner.assessment import Assessment, PastCourse
 from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
+from nni_manager.tuner.proposer import Proposer
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +39,15 @@ class Algorithms:
         self,
         experiment_id: str,
         config: ExperimentConfig,
-        tuner: Tuner,
+        make_tuner: Callable[[ExperimentConfig], Tuner],
         assessment: Assessment | None,
         post: Callable[[Event], None],
         new_trial_id: Callable[[], str],
     ) -> None:
-        """`new_trial_id` makes an id that no trial has yet."""
+        """`make_tuner` makes a fresh one for a configuration, `new_trial_id` an id that no trial has yet."""
         self._experiment_id = experiment_id
         self._config = config
-        self._tuner = tuner
+        self._proposer = Proposer(config, make_tuner)
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._assessment = assessment
         self._assessor_thread = ThreadPoolExecutor(1, thread_name_prefix="assessor")
@@ -54,13 +57,24 @@ class Algorithms:
         self._post = post
         self._new_trial_id = new_trial_id
 
-    async def restore(self, trials: Sequence[PastTrial], courses: Callable[[], Iterable[PastCourse]]) -> None:
-        """Let both know what they knew before. `courses` reads what trials had reported, which only an assessor needs.
+    @property
+    def learns(self) -> bool:
+        """Whether what the tuner proposes depends on results."""
+        return self._proposer.learns
 
-        One of the user's own that fails here fails again when it is asked first: trials that run are heard meanwhile.
+    async def restore(
+        self,
+        trials: Sequence[PastTrial],
+        known: Sequence[KnownResult],
+        courses: Callable[[], Iterable[PastCourse]],
+    ) -> None:
+        """Let both know what they knew before: the trials that the tuner proposed, and what came from elsewhere.
+
+        `courses` reads what trials had reported, which only an assessor needs. One of the user's own that fails here fails again
+        when it is asked first: trials that run are heard meanwhile.
         """
         try:
-            await self._in_tuner_thread(self._tuner.restore, trials)
+            await self._in_tuner_thread(self._proposer.restore, trials, known)
         except UserMistake as error:
             self._tuner_failed = error
         if self._assessment is not None:
@@ -72,7 +86,7 @@ class Algorithms:
 
     def close(self) -> None:
         """Ask and tell nothing more; what runs is not waited for, and ended where it can be."""
-        self._tuner.close()
+        self._proposer.close()
         if self._assessment is not None:
             self._assessment.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
@@ -84,7 +98,9 @@ class Algorithms:
             self._note_tuner_failure(self._tuner_failed, was_asked=True)
             return
         try:
-            suggestion: Suggestion | Later | None = await self._in_tuner_thread(self._tuner.ask, sequence_id)
+            suggestion: Suggestion | Later | None = await self._in_tuner_thread(
+                self._proposer.ask, sequence_id
+            )
         except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
             self._note_tuner_failure(error, was_asked=True)
             return
@@ -105,9 +121,34 @@ class Algorithms:
         if self._tuner_failed is not None:
             return  # it is told when it has been mended, of all that is stored
         try:
-            await self._in_tuner_thread(self._tuner.hear, sequence_id, result)
+            await self._in_tuner_thread(self._proposer.hear, sequence_id, result)
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
+
+    async def teach(self, results: Sequence[KnownResult]) -> int:
+        """Let the tuner learn from results of parameters that it did not propose; how many of them it makes use of."""
+        if self._tuner_failed is not None:
+            return 0  # as above
+        try:
+            return int(await self._in_tuner_thread(self._proposer.import_results, results))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_tuner_failure(error, was_asked=False)
+            return 0
+
+    async def change_space(
+        self, config: ExperimentConfig, known: Sequence[KnownResult], over: Collection[int]
+    ) -> bool:
+        """Let the tuner propose parameters of another search space from now on; False when it failed over that.
+
+        See `Proposer.change_space`.
+        """
+        try:
+            await self._in_tuner_thread(self._proposer.change_space, config, known, over)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_tuner_failure(error, was_asked=False)
+            return False
+        self._post(SearchSpaceChanged())
+        return True
 
     async def assess(self, effect: AskAssessor) -> None:
         """Let the assessor hear what a trial has reported; it may refuse the trial."""

@@ -24,7 +24,16 @@ from dataclasses import dataclass
 from nni_manager.clock import steady_s
 from nni_manager.domain.receiving import Commit
 from nni_manager.errors import TryAgain
-from nni_manager.store.store import ExperimentRow, JobRow, Store, TrialRow, UsageRow, Write
+from nni_manager.store.store import (
+    ConfigRow,
+    ExperimentRow,
+    ImportedRows,
+    JobRow,
+    Store,
+    TrialRow,
+    UsageRow,
+    Write,
+)
 from trial_keeper.wire.messages import AttemptKey
 
 log = logging.getLogger(__name__)
@@ -178,7 +187,7 @@ class GroupCommit:
                 key = _attempt_of(write)
                 self._lanes.setdefault(key, deque()).append(waiting)
                 self._bytes_of[key] = self._bytes_of.get(key, 0) + waiting.size_bytes
-            case TrialRow() | JobRow() | ExperimentRow():
+            case TrialRow() | JobRow() | ExperimentRow() | ConfigRow() | ImportedRows():
                 # The newest says all, at its own place in the order.
                 identity = (type(write), _id_of(write))
                 earlier = self._rows.pop(identity, None)
@@ -313,13 +322,15 @@ def _attempt_of(write: Commit | UsageRow) -> AttemptKey:
     return write.key if isinstance(write, Commit) else write.usage.key
 
 
-def _id_of(write: TrialRow | JobRow | ExperimentRow) -> str:
+def _id_of(write: TrialRow | JobRow | ExperimentRow | ConfigRow | ImportedRows) -> str:
     match write:
         case TrialRow():
             return str(write.values["trial_id"])
         case JobRow():
             return write.job_id
-        case ExperimentRow():
+        case ImportedRows():
+            return str(write.position)
+        case ExperimentRow() | ConfigRow():
             return ""
 
 
@@ -334,6 +345,10 @@ def _size_of(write: Write) -> int:
             return _ROW_BYTES + sum(map(sys.getsizeof, texts))
         case UsageRow():
             return _ROW_BYTES + _GPU_BYTES * len(write.usage.gpus)
+        case ConfigRow():
+            return _ROW_BYTES + sys.getsizeof(write.config)
+        case ImportedRows():
+            return (_ROW_BYTES + _RECORD_BYTES) * len(write.results)
         case JobRow() | ExperimentRow():
             return _ROW_BYTES
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 import string
@@ -12,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 from nni_manager.clock import steady_s
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.events import (
     AskAssessor,
@@ -33,6 +35,7 @@ from nni_manager.domain.events import (
     SaveUsage,
     SubmitJob,
     TakeRest,
+    TeachTuner,
     TellAssessor,
     TellTuner,
     TimePassed,
@@ -41,6 +44,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.metrics import reward
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.algorithms import Algorithms
+from nni_manager.engine.changes import Changes
 from nni_manager.engine.cluster_jobs import ClusterJobs
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
@@ -90,7 +94,7 @@ class Engine:
         config: ExperimentConfig,
         folder: ExperimentFolder,
         make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
-        tuner: Tuner,
+        make_tuner: Callable[[ExperimentConfig], Tuner],
         assessment: Assessment | None = None,
     ) -> None:
         self.config = config
@@ -118,7 +122,6 @@ class Engine:
         self._service = make_service(self._note_job_ended)
         self.experiment.completion = self._service.completion
         self.experiment.jobs.tasks = self.keepers.roads.tasks = self._service.completion.tasks
-        self.experiment.looks_ahead = not tuner.learns
         self.experiment.silence.needs_network = config.reuse.is_on
         self.mount_road = MountRoad(
             self.experiment,
@@ -129,8 +132,9 @@ class Engine:
             self.post,
         )
         self.algorithms = Algorithms(
-            self.experiment.experiment_id, config, tuner, assessment, self.post, self._new_trial_id
+            self.experiment.experiment_id, config, make_tuner, assessment, self.post, self.new_trial_id
         )
+        self.experiment.looks_ahead = not self.algorithms.learns
         self.jobs = ClusterJobs(
             config,
             self.experiment,
@@ -143,6 +147,7 @@ class Engine:
             self._spawn,
             lambda: self._last_save,
         )
+        self.changes = Changes(self)
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
@@ -165,9 +170,13 @@ class Engine:
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
         self.experiment.restore_jobs(*self.reader.jobs())
-        if trials:
+        imported = self.reader.imported()
+        self.changes.imported_before(len(imported))
+        if trials or imported:
             await self.algorithms.restore(
-                [self._past(trial) for trial in trials], lambda: self._courses(trials)
+                [self._past(trial) for trial in trials if not trial.is_customized],
+                [*imported, *self._lessons(trial for trial in trials if trial.is_customized)],
+                lambda: self._courses(trials),
             )
 
     def _past(self, trial: Trial) -> PastTrial:
@@ -187,6 +196,20 @@ class Engine:
         trial = self.experiment.trials[told.trial_id]
         has_succeeded = trial.state is TrialState.SUCCEEDED
         return TrialResult(trial.trial_id, told.value, self.experiment.metric_of(trial), has_succeeded)
+
+    def _lesson(self, trial: Trial, value: float) -> KnownResult:
+        return KnownResult(trial.parameters, value, self.experiment.metric_of(trial) or json.dumps(value))
+
+    def _lessons(self, trials: Iterable[Trial]) -> list[KnownResult]:
+        """What these came to, without those that came to nothing."""
+        lessons = ((trial, self.experiment.lesson_of(trial)) for trial in trials if trial.state.is_final)
+        return [self._lesson(trial, value) for trial, value in lessons if value is not None]
+
+    def all_known(self) -> tuple[list[KnownResult], set[int]]:
+        """All that a tuner could learn from, and the sequence ids of the trials that are over."""
+        trials = self.experiment.trials.values()
+        over = {trial.sequence_id for trial in trials if trial.state.is_final}
+        return [*self.reader.imported(), *self._lessons(trials)], over
 
     def _courses(self, trials: Sequence[Trial]) -> Iterable[PastCourse]:
         """What each trial had reported in the attempt that counts."""
@@ -328,6 +351,8 @@ class Engine:
             while self._events:
                 for effect in self.experiment.handle(self._events.popleft(), time.monotonic()):
                     self._perform(effect)
+            if not self.experiment.state.is_over:
+                self.finished.clear()
             if self.experiment.jobs.live:
                 self._no_jobs.clear()
             else:
@@ -348,6 +373,8 @@ class Engine:
                 self._spawn(self.algorithms.ask(effect.sequence_id))
             case TellTuner():
                 self._spawn(self.algorithms.tell(effect.sequence_id, self._result_of(effect)))
+            case TeachTuner():
+                self._spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
             case AskAssessor():
                 self._spawn(self.algorithms.assess(effect))
             case TellAssessor():
@@ -382,7 +409,7 @@ class Engine:
                 # The clock may have been set back since.
                 self.ended_at_s = max(time.time(), self.stored.created_at_s)
                 self._save_experiment()
-                self._after_save(self.finished.set)
+                self._after_save(self._finish)
 
     def _save_experiment(self) -> None:
         experiment = self.experiment
@@ -397,6 +424,17 @@ class Engine:
                 )
             ]
         )
+
+    def _finish(self) -> None:
+        if self.experiment.state.is_over:  # else somebody has asked for more meanwhile
+            self.finished.set()
+
+    async def _teach(self, trial: Trial, value: float) -> None:
+        await self.algorithms.teach([self._lesson(trial, value)])
+
+    def durable(self) -> "asyncio.Future[None]":
+        """Done when all that was decided so far is stored."""
+        return self.commits.add([])
 
     def _after_save(self, action: Callable[[], None]) -> None:
         if self._last_save is None or self._last_save.done():
@@ -423,7 +461,8 @@ class Engine:
     def _note_job_ended(self, ended: JobEnded) -> None:
         self.jobs.note_ended(ended)
 
-    def _new_trial_id(self) -> str:
+    def new_trial_id(self) -> str:
+        """An id that no trial has yet."""
         trial_id = new_id(TRIAL_ID_LENGTH)
         while trial_id in self.experiment.trials:
             trial_id = new_id(TRIAL_ID_LENGTH)

@@ -167,7 +167,7 @@ class MountRoad:
     # ---- after the job ended
 
     async def left_behind(self, trial: Trial, *, may_be_late: bool) -> list[Seen]:
-        """How the newest attempt of each task stands, without any of its bytes; empty when no keeper ever began one.
+        """How the newest attempt of each task stands, without any of its bytes; empty when no keeper ever began one that counts.
 
         `may_be_late`: an end that is not shown is given time to appear, because another machine has written it. Storage that
         fails is asked until it answers.
@@ -177,7 +177,8 @@ class MountRoad:
         """
         gives_up_at_s = time.monotonic() + (STORAGE_LAG_S if may_be_late else 0.0)
         while True:
-            keys = await self._until_it_answers(trial, newest_attempts, self._workspace, trial.trial_id)
+            found = await self._until_it_answers(trial, newest_attempts, self._workspace, trial.trial_id)
+            keys = [key for key in found if trial.counts(key)]
             see = partial(see_attempt, self._workspace, offsets={}, is_over=True)
             left = [await self._until_it_answers(trial, see, key) for key in keys]
             if (left and all(each.ended for each in left)) or time.monotonic() >= gives_up_at_s:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from nni_manager.config.model import ExperimentConfig
-from nni_manager.domain.experiment import Experiment, Limits
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.roads import Roads
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import StoredExperiment, StoreReader
@@ -13,7 +14,7 @@ def experiment_of(stored: StoredExperiment, config: ExperimentConfig) -> Experim
     """The experiment as it was stored, before its trials are restored."""
     return Experiment(
         stored.experiment_id,
-        Limits(config.trial_concurrency, config.max_trial_number, config.max_exec_duration_s),
+        limits_of(config),
         maximize=config.tuner.optimize_mode == "maximize",
         reuses_jobs=config.reuse.is_on,
         is_assessed=config.assessor is not None,
@@ -23,6 +24,17 @@ def experiment_of(stored: StoredExperiment, config: ExperimentConfig) -> Experim
         error=stored.error,
         active_s=stored.active_s,
         keeper_has_matched=stored.keeper_has_matched,
+    )
+
+
+def limits_of(config: ExperimentConfig) -> Limits:
+    """The limits that an experiment has now: changes to them are changes of its configuration."""
+    return Limits(
+        config.trial_concurrency,
+        config.max_trial_number,
+        config.max_exec_duration_s,
+        config.max_trial_duration_s,
+        config.max_trial_retry,
     )
 
 

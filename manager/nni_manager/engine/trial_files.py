@@ -67,7 +67,7 @@ def write_trial(
         folder.attempts.chmod(OPEN_TO_ALL)
     parameters = {
         "parameter_id": trial.sequence_id,
-        "parameter_source": "algorithm",
+        "parameter_source": "customized" if trial.is_customized else "algorithm",
         "parameters": trial.parameters,
         "parameter_index": 0,
     }

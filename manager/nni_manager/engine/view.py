@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import NoReturn
 
 from nni_manager.engine.picture import Picture
 from nni_manager.errors import UserMistake
@@ -59,6 +60,15 @@ class View:
             ViewOnly: always.
         """
         raise self._refusal("stop trial", trial_id)
+
+    @property
+    def changes(self) -> NoReturn:
+        """Not here.
+
+        Raises:
+            ViewOnly: always.
+        """
+        raise self._refusal("change experiment", self.folder.experiment_id)
 
     def close(self) -> None:
         """Let go of the store."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
@@ -71,7 +72,7 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
     """One trial: NNI's fields, and those that NNI never had."""
     parameters = {
         "parameter_id": trial.sequence_id,
-        "parameter_source": "algorithm",
+        "parameter_source": "customized" if trial.is_customized else "algorithm",
         "parameters": trial.parameters,
         "parameter_index": 0,
     }
@@ -109,6 +110,8 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "message": trial.message,
         "warning": trial.warning,
         "attempt": trial.attempt,
+        "retries": trial.retries,
+        "isCustomized": trial.is_customized,
         "intermediateCount": trial.intermediate_count,
         "latestIntermediate": trial.intermediate,
         "usage": usage_view(trial),
@@ -179,6 +182,8 @@ def profile_view(picture: Picture) -> dict[str, Any]:
                 "trialConcurrency": experiment.limits.concurrency,
                 "maxExecDuration": experiment.limits.max_duration_s,
                 "maxTrialNum": experiment.limits.max_trials,
+                "maxTrialDuration": experiment.limits.max_trial_duration_s,
+                "maxTrialRetry": experiment.limits.max_retries,
                 "searchSpace": config.search_space_raw,
                 "trainingServicePlatform": config.training_service,
                 "versionCheck": config.version_check,
@@ -246,3 +251,8 @@ def export_view(trials: Iterable[Trial]) -> list[dict[str, Any]]:
         for trial in trials
         if trial.state is TrialState.SUCCEEDED and trial.final is not None
     ]
+
+
+def imported_view(results: Iterable[KnownResult]) -> list[dict[str, Any]]:
+    """Results from elsewhere, as they can be imported again."""
+    return [{"parameter": result.parameters, "value": json.loads(result.metric)} for result in results]

@@ -1,5 +1,6 @@
 """An experiment's database as a new one: row by row into tables of our own making. Whatever else is in the file stays there."""
 
+import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,10 @@ def _refuse_unless_over(reader: StoreReader) -> None:
             raise ValueError(f"{name!r} is no id")
     if live or not all(trial.state.is_final for trial in trials):
         raise ValueError("a trial is not over")
+    for result in reader.imported():
+        json.loads(result.metric)
+    if not all(isinstance(trial.first_attempts, dict) for trial in trials):
+        raise ValueError("what attempts count is no JSON object")
     if not {stream for _, _, stream in reader.streams()} <= {stream.value for stream in Stream}:
         raise ValueError("there is an unknown stream")
 

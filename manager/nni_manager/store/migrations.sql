@@ -26,3 +26,13 @@ CREATE TABLE usage (
     gpus        TEXT NOT NULL,
     PRIMARY KEY (trial_id, attempt, task, at_s)
 ) STRICT, WITHOUT ROWID;
+
+-- to: 4 -- trials that a person proposed or the cluster lost, and results from elsewhere
+ALTER TABLE trial ADD COLUMN is_customized INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE trial ADD COLUMN retries INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE trial ADD COLUMN first_attempts TEXT NOT NULL DEFAULT '{}';
+CREATE TABLE imported (
+    position   INTEGER PRIMARY KEY,
+    parameters TEXT NOT NULL,
+    metric     TEXT NOT NULL
+) STRICT;

@@ -9,15 +9,26 @@ SELECT * FROM experiment;
 UPDATE experiment SET state = :state, error = :error, active_s = :active_s, ended_at_s = :ended_at_s,
     keeper_has_matched = :keeper_has_matched;
 
+-- name: save_config -- the experiment as it is from now on
+UPDATE experiment SET config = :config;
+
+-- name: add_imported -- one result from elsewhere
+INSERT INTO imported (position, parameters, metric) VALUES (?, ?, ?);
+
+-- name: get_imported -- all of them, in the order in which they came
+SELECT * FROM imported ORDER BY position;
+
 -- name: save_trial -- the whole row, new or not
 INSERT INTO trial (trial_id, sequence_id, parameters, memo, job_id, created_at_s, started_at_s, ended_at_s, state, attempt,
-    stop_reason, reason, exit_code, message, final, value, peak_usage, reporter, warning)
+    stop_reason, reason, exit_code, message, final, value, peak_usage, reporter, warning, is_customized, retries, first_attempts)
 VALUES (:trial_id, :sequence_id, :parameters, :memo, :job_id, :created_at_s, :started_at_s, :ended_at_s, :state, :attempt,
-    :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage, :reporter, :warning)
+    :stop_reason, :reason, :exit_code, :message, :final, :value, :peak_usage, :reporter, :warning, :is_customized, :retries,
+    :first_attempts)
 ON CONFLICT (trial_id) DO UPDATE SET job_id = excluded.job_id, started_at_s = excluded.started_at_s, ended_at_s = excluded.ended_at_s,
     state = excluded.state, attempt = excluded.attempt, stop_reason = excluded.stop_reason, reason = excluded.reason,
     exit_code = excluded.exit_code, message = excluded.message, final = excluded.final, value = excluded.value,
-    peak_usage = excluded.peak_usage, reporter = excluded.reporter, warning = excluded.warning;
+    peak_usage = excluded.peak_usage, reporter = excluded.reporter, warning = excluded.warning,
+    retries = excluded.retries, first_attempts = excluded.first_attempts;
 
 -- name: get_trials -- all, in the order they were made
 SELECT * FROM trial ORDER BY sequence_id;

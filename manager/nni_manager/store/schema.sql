@@ -32,7 +32,10 @@ CREATE TABLE trial (
     value         REAL,                            -- the number in it
     peak_usage    TEXT,                            -- PeakUsage as JSON
     reporter      TEXT,                            -- the task whose metrics count: it reported first
-    warning       TEXT NOT NULL DEFAULT ''
+    warning       TEXT NOT NULL DEFAULT '',
+    is_customized INTEGER NOT NULL DEFAULT 0,      -- whether a person gave its parameters
+    retries       INTEGER NOT NULL DEFAULT 0,      -- how often it was begun again because the cluster lost it
+    first_attempts TEXT NOT NULL DEFAULT '{}'      -- JSON: by task, the first attempt that was not lost so
 ) STRICT;
 
 CREATE TABLE job (
@@ -79,3 +82,10 @@ CREATE TABLE usage (
     gpus        TEXT NOT NULL,                     -- JSON: a list of GpuUsage
     PRIMARY KEY (trial_id, attempt, task, at_s)
 ) STRICT, WITHOUT ROWID;
+
+-- Results from elsewhere that the tuner was taught, in the order in which they came.
+CREATE TABLE imported (
+    position   INTEGER PRIMARY KEY,
+    parameters TEXT NOT NULL,                      -- JSON
+    metric     TEXT NOT NULL                       -- JSON text of all that was reported as the result
+) STRICT;

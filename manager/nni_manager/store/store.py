@@ -16,9 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
-from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS
+from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
 from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage, gpus_from_json, gpus_to_json
@@ -37,7 +38,7 @@ _HOPELESS_LOG_BYTES = 1 << 30
 # SQLite's own way of waiting for another writer.
 _BUSY_WAIT_MS = 5000
 # Counts up with every change to schema.sql; migrations.sql has the way from the number before.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
 _MIGRATION = re.compile(r"^-- to: (\d+) -- .+\n((?:(?!^-- to:).*\n?)*)", re.MULTILINE)
 
@@ -106,6 +107,9 @@ class TrialRow:
                 "peak_usage": trial.peak_usage and trial.peak_usage.to_json(),
                 "reporter": trial.reporter,
                 "warning": trial.warning,
+                "is_customized": trial.is_customized,
+                "retries": trial.retries,
+                "first_attempts": json.dumps(trial.first_attempts),
             }
         )
 
@@ -127,7 +131,22 @@ class UsageRow:
     at_s: float
 
 
-Write = Commit | TrialRow | ExperimentRow | JobRow | UsageRow
+@dataclass(frozen=True, slots=True)
+class ConfigRow:
+    """Write: the experiment's configuration from now on, as JSON."""
+
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRows:
+    """Write: results from elsewhere, all or none; `position` counts those that came before."""
+
+    position: int
+    results: tuple[KnownResult, ...]
+
+
+Write = Commit | TrialRow | ExperimentRow | JobRow | UsageRow | ConfigRow | ImportedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +375,16 @@ class Store:
                 self._add_commit(write, now_s)
             case TrialRow():
                 self._connection.execute(QUERIES["save_trial"], write.values)
+            case ConfigRow():
+                self._connection.execute(QUERIES["save_config"], {"config": write.config})
+            case ImportedRows():
+                self._connection.executemany(
+                    QUERIES["add_imported"],
+                    [
+                        (position, json.dumps(result.parameters), result.metric)
+                        for position, result in enumerate(write.results, write.position)
+                    ],
+                )
             case JobRow():
                 self._connection.execute(
                     QUERIES["save_job"],
@@ -620,6 +649,9 @@ class StoreReader:
                 row["peak_usage"] and PeakUsage.from_json(row["peak_usage"]),
                 row["reporter"],
                 row["warning"],
+                bool(row["is_customized"]),
+                row["retries"],
+                json.loads(row["first_attempts"]),
             )
             for row in self._rows(query, values)
         ]
@@ -633,6 +665,13 @@ class StoreReader:
             else:
                 ended.append(row["job_id"])
         return live, ended
+
+    def imported(self) -> list[KnownResult]:
+        """The results from elsewhere, in the order in which they came."""
+        return [
+            KnownResult(json.loads(row["parameters"]), reward(row["metric"]), row["metric"])
+            for row in self._rows("get_imported")
+        ]
 
     def streams(self) -> list[tuple[str, str, str]]:
         """Trial, task and stream of everything that was replicated."""

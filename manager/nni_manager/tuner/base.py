@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from nni_manager.config.known_results import KnownResult
+
 JsonScalar: TypeAlias = str | int | float | bool | None
 
 
@@ -59,15 +61,6 @@ class PastTrial:
     trial_id: str = ""
     metric: str | None = None
     has_succeeded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class KnownResult:
-    """What some parameters came to elsewhere, such as in another experiment; `metric` as in `TrialResult`."""
-
-    parameters: Mapping[str, Any]
-    value: float | None
-    metric: str
 
 
 class Tuner(ABC):

@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.search_space import Choice, Nested, Parameter, QUniform, RandInt, SearchSpace
 from nni_manager.errors import Bug
-from nni_manager.tuner.base import KnownResult, PastTrial, Suggestion, Tuner
+from nni_manager.tuner.base import PastTrial, Suggestion, Tuner
 
 
 class _Points(Protocol):

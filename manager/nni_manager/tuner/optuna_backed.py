@@ -28,6 +28,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.search_space import (
     Choice,
@@ -47,7 +48,7 @@ from nni_manager.config.search_space import (
     multiple_of,
 )
 from nni_manager.errors import Bug
-from nni_manager.tuner.base import JsonScalar, KnownResult, PastTrial, Suggestion, Tuner
+from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
 from nni_manager.tuner.foreign_memo import NOTED_ON_STUDY, NOTED_ON_TRIAL
 from nni_manager.tuner.optuna_log import quieten
 
@@ -85,9 +86,14 @@ class OptunaTuner(Tuner):
         make_sampler: MakeSampler,
         *,
         learns: bool = True,
+        takes_imports: bool = True,
     ) -> None:
-        """`seed` None draws one; `make_sampler` makes the sampler of one trial."""
+        """`seed` None draws one; `make_sampler` makes the sampler of one trial.
+
+        `takes_imports`: whether that looks at trials which none of its kind has proposed.
+        """
         self.learns = learns
+        self._takes_imports = learns and takes_imports
         self._sampling = Sampling(space)
         self._seed = secrets.randbits(32) if seed is None else seed
         self._make_sampler = make_sampler
@@ -158,7 +164,7 @@ class OptunaTuner(Tuner):
     def import_results(self, results: Iterable[KnownResult]) -> int:
         """See `Tuner.import_results`."""
         count = 0
-        for result in results if self.learns else ():
+        for result in results if self._takes_imports else ():
             known = self._sampling.draws_of(result.parameters)
             if known is None or result.value is None or not math.isfinite(result.value):
                 continue

@@ -73,7 +73,10 @@ def _gp(seeds: SamplerSeeds, _: Space, args: _Args) -> optuna.samplers.BaseSampl
 
 
 def _over_a_study(
-    make_sampler: Callable[[SamplerSeeds, Space, _Args], optuna.samplers.BaseSampler], *, learns: bool = True
+    make_sampler: Callable[[SamplerSeeds, Space, _Args], optuna.samplers.BaseSampler],
+    *,
+    learns: bool = True,
+    takes_imports: bool = True,
 ) -> _MakeTuner:
     def make(space: SearchSpace, args: _Args, _: Path) -> Tuner:
         return OptunaTuner(
@@ -82,6 +85,7 @@ def _over_a_study(
             args.seed,
             lambda seeds, always_there: make_sampler(seeds, always_there, args),
             learns=learns,
+            takes_imports=takes_imports,
         )
 
     return make
@@ -103,8 +107,9 @@ TUNERS: dict[str, _MakeTuner] = {
     "GPTuner": _over_a_study(GaussianProcess),
     "MetisTuner": _over_a_study(Metis),
     "SMAC": _over_a_study(Forest),
-    "CmaEs": _over_a_study(_CmaEs),
-    "NSGAII": _over_a_study(_nsga_ii),
+    # These two breed from generations of their own only.
+    "CmaEs": _over_a_study(_CmaEs, takes_imports=False),
+    "NSGAII": _over_a_study(_nsga_ii, takes_imports=False),
     "QMC": _over_a_study(
         lambda seeds, space, args: Qmc(seeds, space, args.qmc_type, args.scramble), learns=False
     ),

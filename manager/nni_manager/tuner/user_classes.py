@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import UserClass
 from nni_manager.domain.metrics import Reported
 from nni_manager.errors import Bug
 from nni_manager.tuner.assessment import Assessor
-from nni_manager.tuner.base import KnownResult, Later, PastTrial, Suggestion, TrialResult, Tuner
+from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
 from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Protocol
 
@@ -14,8 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount
 
+from nni_manager.config.changes import UPDATE_TYPES
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import views
+from nni_manager.engine.changes import NotNow
 from nni_manager.engine.picture import Picture
 from nni_manager.engine.view import ViewOnly
 from nni_manager.errors import TryAgain, UserMistake
@@ -27,6 +29,8 @@ from nni_manager.web.openapi import Operation, document
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
+# A search space, or ten thousand results with a few hundred bytes of parameters each.
+MOST_CHANGE_BYTES = 4 * 1024 * 1024
 _MOST_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
 
@@ -56,6 +60,22 @@ def _finite(value: Any) -> Any:
     return value
 
 
+class Changing(Protocol):
+    """See `engine.changes.Changes`."""
+
+    async def update(self, update_type: str, params: Mapping[str, Any]) -> None:
+        """Change one limit, or the search space."""
+
+    async def import_data(self, raw: Any) -> dict[str, int]:
+        """Let the tuner learn from results of elsewhere."""
+
+    async def propose(self, parameters: Mapping[str, Any]) -> Trial:
+        """A new trial with these parameters."""
+
+    async def retry(self, trial: Trial) -> Trial:
+        """A new trial with the parameters of one that is over and did not succeed."""
+
+
 class Served(Protocol):
     """What the routes are over: the engine of an experiment, or a view of what is stored, which refuses every change."""
 
@@ -69,6 +89,10 @@ class Served(Protocol):
 
     def stop_trial(self, trial_id: str) -> None:
         """End one trial, which is known."""
+
+    @property
+    def changes(self) -> Changing:
+        """What can be changed while it runs."""
 
 
 class Api:
@@ -87,6 +111,7 @@ class Api:
     def operations(self) -> list[Operation]:
         """Everything that can be asked."""
         one, many = {"type": "object"}, {"type": "array", "items": {"type": "object"}}
+        at_all = {"type": "object", "additionalProperties": True}
         of_type = {"type": {"type": "string", "enum": ["FINAL", "PERIODICAL"]}}
         return [
             Operation("/openapi.json", self.description, one),
@@ -95,9 +120,28 @@ class Api:
             Operation("/summary", self.summary, one),
             Operation("/experiment", self.experiment, one),
             Operation("/experiment", self.stop_experiment, one, method="DELETE", status=202),
+            Operation(
+                "/experiment",
+                self.update,
+                one,
+                method="PUT",
+                query={"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}},
+                body={"type": "object", "required": ["params"], "properties": {"params": at_all}},
+                most_body_bytes=MOST_CHANGE_BYTES,
+            ),
+            Operation("/experiment/imported-data", self.imported, many),
+            Operation(
+                "/experiment/import-data",
+                self.import_data,
+                one,
+                method="POST",
+                body=many,
+                most_body_bytes=MOST_CHANGE_BYTES,
+            ),
             Operation("/experiment-metadata", self.metadata, one),
             Operation("/job-statistics", self.statistics, many),
             Operation("/trial-jobs", self.trials, many, query={"status": {"type": "string"}}),
+            Operation("/trial-jobs", self.propose, one, method="POST", body=at_all, refusals=(409,)),
             Operation("/trial-jobs/{trial_id}", self.trial, one, refusals=(404,)),
             Operation(
                 "/trial-jobs/{trial_id}",
@@ -107,6 +151,7 @@ class Api:
                 status=202,
                 refusals=(404, 409),
             ),
+            Operation("/trial-jobs/{trial_id}/retry", self.retry, one, method="POST", refusals=(404, 409)),
             Operation("/trial-jobs/{trial_id}/usage", self.usage_of_trial, many, refusals=(404,)),
             Operation("/metric-data", self.metrics, many, query=of_type),
             Operation("/metric-data/{trial_id}", self.metrics_of_trial, many, query=of_type, refusals=(404,)),
@@ -117,13 +162,19 @@ class Api:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        routes = [operation.route() for operation in self.operations()]
+        operations = self.operations()
+        routes = [operation.route() for operation in operations]
+        roomy = {(each.method, API_ROOT + each.path): each.most_body_bytes for each in operations}
         return Starlette(
             routes=[Mount(API_ROOT, routes=routes)],
-            middleware=[Middleware(Patience), Middleware(Gate, token=self._token, host=self._host)],
+            middleware=[
+                Middleware(Patience),
+                Middleware(Gate, token=self._token, host=self._host, most_body_bytes=roomy),
+            ],
             exception_handlers={
                 HTTPException: _refuse,
                 UserMistake: _refuse_mistake,
+                NotNow: _refuse_in_this_state,
                 TryAgain: _refuse_for_now,
                 ViewOnly: _refuse_change,
             },
@@ -154,6 +205,47 @@ class Api:
         self._engine.stop()
         self._end()
         return Json({"status": self._engine.picture().experiment.state.value}, status_code=202)
+
+    async def update(self, request: Request) -> Response:
+        """Change a limit or the search space, durably: the one that update_type names, as params of a profile has it."""
+        changes = self._engine.changes
+        update_type = request.query_params.get("update_type", "")
+        profile = await _body_of(request)
+        params = profile.get("params") if isinstance(profile, dict) else None
+        if not isinstance(params, dict):
+            raise HTTPException(
+                400, 'cannot change the experiment: there are no params; send {"params": {"maxTrialNum": 20}}'
+            )
+        await changes.update(update_type, params)
+        return Json({})
+
+    async def import_data(self, request: Request) -> Response:
+        """Let the tuner learn from results of elsewhere, from all of them or, when one is wrong, from none."""
+        changes = self._engine.changes
+        return Json(await changes.import_data(await _body_of(request)))
+
+    async def imported(self, _: Request) -> Response:
+        """The results of elsewhere that the tuner was told."""
+        return await self._read(lambda reader: views.imported_view(reader.imported()))
+
+    async def propose(self, request: Request) -> Response:
+        """Begin a trial with the parameters that are sent, whatever the tuner thinks and whichever limit is reached."""
+        changes = self._engine.changes
+        parameters = await _body_of(request)
+        if not isinstance(parameters, dict):
+            raise HTTPException(
+                400, 'cannot begin a trial: its parameters are no mapping; send {"lr": 0.1}, say'
+            )
+        return self._begun(await changes.propose(parameters))
+
+    async def retry(self, request: Request) -> Response:
+        """Begin a trial with the parameters of one that is over and did not succeed; that one stays as it is."""
+        changes = self._engine.changes
+        return self._begun(await changes.retry(self._trial_of(request)))
+
+    @staticmethod
+    def _begun(trial: Trial) -> Response:
+        return Json({"sequenceId": trial.sequence_id, "trialJobId": trial.trial_id})
 
     async def metadata(self, _: Request) -> Response:
         """What a list of experiments shows."""
@@ -254,6 +346,17 @@ class Api:
         return trial
 
 
+async def _body_of(request: Request) -> Any:
+    """The JSON of a request. The gate has seen that it is not too large."""
+    try:
+        document = json.loads(await request.body())
+        # What cannot be said again in an answer: NaN, numbers beyond all floats, halves of characters.
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"cannot read what was sent: it is no JSON ({error}); mend it") from error
+    return document
+
+
 def _sequence_id(request: Request, name: str) -> int:
     text = request.path_params[name]
     # Not int() of anything: Python refuses to read thousands of digits, and the database holds 18.
@@ -285,6 +388,10 @@ async def _refuse(_: Request, error: Exception) -> Response:
 
 async def _refuse_mistake(_: Request, error: Exception) -> Response:
     return Json({"error": str(error)}, status_code=400)
+
+
+async def _refuse_in_this_state(_: Request, error: Exception) -> Response:
+    return Json({"error": str(error)}, status_code=409)
 
 
 async def _refuse_for_now(_: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ A token is asked for on loopback, too: other users of a machine reach its loopba
 
 import ipaddress
 import socket
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -14,18 +15,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nni_manager.engine.tokens import is_token
 from nni_manager.serving import MOST_HEAD_BYTES, OWN_NAMES, is_loopback, keep_connection
 
-# No request has much to say.
+# Few requests have more to say, and those say how much.
 MOST_BODY_BYTES = 64 * 1024
 
 
 class Gate:
     """Passes on what may come in, and answers the rest."""
 
-    def __init__(self, app: ASGIApp, token: str, host: str) -> None:
-        """`host`: where the server listens."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str,
+        host: str,
+        most_body_bytes: Mapping[tuple[str, str], int] | None = None,
+    ) -> None:
+        """`host`: where the server listens. `most_body_bytes`: of requests with this method and path, where it is unusual."""
         self._app = app
         self._token = token
         self._host = host
+        self._most_body_bytes = most_body_bytes or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -33,7 +41,8 @@ class Gate:
             return  # of other things there are none
         sizes = [len(name) + len(value) for name, value in scope["headers"]]
         head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(sizes)
-        refusal = self._refusal(Headers(scope=scope), scope["scheme"], head_bytes)
+        most = self._most_body_bytes.get((scope["method"], scope["path"]), MOST_BODY_BYTES)
+        refusal = self._refusal(Headers(scope=scope), scope["scheme"], head_bytes, most)
         if refusal is None:
             keep_connection(scope)
             await self._app(scope, receive, send)
@@ -45,7 +54,9 @@ class Gate:
             headers["WWW-Authenticate"] = "Bearer"
         await JSONResponse({"error": f"cannot {message}"}, status, headers)(scope, receive, send)
 
-    def _refusal(self, headers: Headers, scheme: str, head_bytes: int) -> tuple[HTTPStatus, str] | None:
+    def _refusal(
+        self, headers: Headers, scheme: str, head_bytes: int, most_body_bytes: int
+    ) -> tuple[HTTPStatus, str] | None:
         host = headers.get("host", "")
         if not self._is_own(host):
             return (
@@ -69,8 +80,8 @@ class Gate:
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
             return HTTPStatus.LENGTH_REQUIRED, "take a body without Content-Length; send it"
-        if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
-            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"take more than {MOST_BODY_BYTES} bytes; send less"
+        if not length.isdecimal() or int(length) > most_body_bytes:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"take more than {most_body_bytes} bytes; send less"
         return None
 
     def _is_own(self, host_header: str) -> bool:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from nni_manager.web.gate import MOST_BODY_BYTES
 from trial_keeper import __version__
 
 Schema = Mapping[str, Any]
@@ -36,7 +37,7 @@ _REFUSALS_OF_ALL: Mapping[int, str] = {
 }
 REFUSALS: Mapping[int, str] = {
     404: "There is no such trial.",
-    409: "The trial is over already.",
+    409: "Not in the present state of the trial or of the experiment: the message says of which.",
 }
 
 
@@ -44,7 +45,8 @@ REFUSALS: Mapping[int, str] = {
 class Operation:
     """One thing that can be asked. The endpoint's docstring is its summary.
 
-    `answer`: the schema of what it answers; None: plain text. `refusals`: those of REFUSALS that it may answer with.
+    `answer`: the schema of what it answers; None: plain text. `refusals`: those of REFUSALS that it may answer with. `body`: the
+    schema of what must be sent with it; None: nothing.
     """
 
     path: str
@@ -54,6 +56,8 @@ class Operation:
     status: int = 200
     query: Mapping[str, Schema] = field(default_factory=dict)
     refusals: tuple[int, ...] = ()
+    body: Schema | None = None
+    most_body_bytes: int = MOST_BODY_BYTES
 
     def route(self) -> Route:
         """As the server needs it."""
@@ -73,10 +77,21 @@ class Operation:
         )
         refusals = dict(_REFUSALS_OF_ALL) | {status: REFUSALS[status] for status in self.refusals}
         summary = (inspect.getdoc(self.endpoint) or "").partition("\n")[0]
+        sent = (
+            {}
+            if self.body is None
+            else {
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": dict(self.body)}},
+                }
+            }
+        )
         return {
             "summary": summary,
             "operationId": self.endpoint.__name__,
             "parameters": parameters,
+            **sent,
             "responses": {str(self.status): {"description": summary, "content": content}}
             | {
                 str(status): {"description": meaning, "content": {"application/json": {"schema": _ERROR}}}

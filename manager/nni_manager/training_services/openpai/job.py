@@ -23,11 +23,10 @@ from nni_manager.training_services.openpai.export import dumped, of_values
 from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, Storage, parse
 from nni_manager.training_services.openpai.render import render
+from nni_manager.training_services.run_script import finds_keeper
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings
 
-# Where images/keeper/Dockerfile puts it.
-KEEPER_IN_IMAGES = "/opt/trial-keeper/bin/trial-keeper"
 TOKEN_SECRET = "trial_keeper_token"
 _IMAGE = "docker_image_0"
 _ROLE = "taskrole"
@@ -139,22 +138,11 @@ def render_run_script(python: str | None = None) -> str:
 
     `python`: one that has the keeper, on machines where tasks are no containers.
     """
-    own = (
-        f"elif [ -x {shlex.quote(python)} ]; then keeper=({shlex.quote(python)} -m trial_keeper)\n"
-        if python
-        else ""
-    )
     return f"""\
 #!/bin/bash
 # Started once per task; the TRIAL_KEEPER_* variables say what it is for.
 trap : TERM INT HUP
-cd "${{BASH_SOURCE[0]%/*}}" || exit {int(KeeperExit.WORKSPACE)}
-if [ -x {KEEPER_IN_IMAGES} ]; then keeper=({KEEPER_IN_IMAGES})
-{own}elif command -v trial-keeper > /dev/null; then keeper=(trial-keeper)
-else
-  echo "trial-keeper: cannot find trial-keeper in this container; {KeeperExit.MISSING.remedy.replace("`", "")}" >&2
-  exit {int(KeeperExit.MISSING)}
-fi
+{finds_keeper(python)}
 "${{keeper[@]}}"
 code=$?
 # OpenPAI takes a code above 128 for a failure of its own, and would start a job again whose trial is over.

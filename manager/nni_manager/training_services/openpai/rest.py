@@ -26,6 +26,7 @@ from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.own_http import keep_to_own, stranger_in
 from nni_manager.training_services.openpai.export import dumped
 from nni_manager.training_services.openpai.states import JobState
+from nni_manager.training_services.patience import Patience
 
 logger = logging.getLogger(__name__)
 
@@ -63,25 +64,6 @@ class JobUnknown(UserMistake):
 
 class RequestRefused(UserMistake):
     """cannot do this on OpenPAI; see its answer"""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How often a call is made, how long is waited between two, to connect, and between two bytes of an answer.
-
-    OpenPAI's gateway gives up after 60 s itself; five tries outlast the restart of one of its services.
-    """
-
-    tries: int = 5
-    first_s: float = 0.5
-    longest_s: float = 20.0
-    connect_within_s: float = 5.0
-    answer_within_s: float = 30.0
-
-    def delay_s(self, failures: int, asked_s: float | None) -> float:
-        """After so many failures; `asked_s` is what the server wants, if it says so."""
-        own: float = self.first_s * 2 ** (failures - 1)
-        return min(max(own, asked_s or 0.0), self.longest_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,195 @@
+"""What changes an experiment that runs: nnictl update, nnictl trial retry, nnictl experiment import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nni_manager.cli import output
+from nni_manager.cli.client import ManagerClient
+from nni_manager.cli.experiments import KnownExperiment, resolve
+from nni_manager.cli.options import example, experiment_argument, trial_option
+from nni_manager.errors import UserMistake
+
+if TYPE_CHECKING:
+    from nni_manager.config.document import Document, PathInFile
+
+# What the manager takes.
+_MOST_IMPORTED_BYTES = 4 * 1024 * 1024
+
+_file = click.option(
+    "--filename",
+    "-f",
+    "path",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A JSON file.",
+)
+
+
+def register(cli: click.Group) -> None:
+    """Add these commands to nnictl and to its groups `trial` and `experiment`."""
+    cli.add_command(update)
+    for name, command in (("trial", retry), ("experiment", import_results)):
+        group = cli.commands[name]
+        assert isinstance(group, click.Group)
+        group.add_command(command)
+
+
+def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, ManagerClient]:
+    known = resolve(experiment_id)
+    client = known.client()
+    if client is None:
+        name = known.experiment_id
+        raise UserMistake(
+            f"cannot {what} experiment {name}: it does not run; `nnictl resume {name}` goes on with it, then try again"
+        )
+    return known, client
+
+
+def _refuse(document: Document, problems: Sequence[tuple[PathInFile, str]]) -> None:
+    from nni_manager.config.mistakes import ConfigInvalid
+
+    mistakes = [*document.mistakes, *(document.mistake(place, message) for place, message in problems)]
+    if mistakes:
+        raise ConfigInvalid(mistakes)
+
+
+# ---- update
+
+
+@click.group()
+def update() -> None:
+    """Change an experiment while it runs. The change outlives its manager: a resume goes on with it.
+
+    \b
+    Example:
+      nnictl update trialnum --value 100
+    """
+    return
+
+
+@update.command(
+    epilog=example(
+        "nnictl update searchspace --filename space.json", "nnictl update searchspace GvTf2bVe -f space.json"
+    )
+)
+@experiment_argument
+@_file
+def searchspace(experiment_id: str | None, path: Path) -> None:
+    """Propose trials of another search space from now on; what is known so far counts where it lies in that."""
+    from nni_manager.config.document import read_json, read_yaml
+    from nni_manager.config.search_space import read_search_space
+
+    document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(path)
+    _refuse(document, read_search_space(document.value)[1])
+    _put(experiment_id, "SEARCH_SPACE", "searchSpace", document.value)
+
+
+def _limit(name: str, update_type: str, key: str, kind: Any, metavar: str, help_: str, value: str) -> None:
+    @update.command(
+        name,
+        help=help_,
+        epilog=example(f"nnictl update {name} --value {value}", f"nnictl update {name} GvTf2bVe -v {value}"),
+    )
+    @experiment_argument
+    @click.option("--value", "-v", required=True, type=kind, metavar=metavar, help="What it is from now on.")
+    def change(experiment_id: str | None, value: Any) -> None:
+        _put(experiment_id, update_type, key, value)
+
+
+_limit(
+    "concurrency",
+    "TRIAL_CONCURRENCY",
+    "trialConcurrency",
+    int,
+    "N",
+    "Run as many trials at a time. Those that are too many run to their end.",
+    "4",
+)
+_limit(
+    "trialnum",
+    "MAX_TRIAL_NUM",
+    "maxTrialNum",
+    int,
+    "N",
+    "Stop asking for trials after so many. An experiment that is DONE for this goes on when it is raised.",
+    "100",
+)
+_limit(
+    "duration",
+    "MAX_EXEC_DURATION",
+    "maxExecDuration",
+    str,
+    "TIME",
+    "Stop asking for trials after so much time, such as 90m. An experiment that is DONE for this goes on when it is raised.",
+    "2h",
+)
+_limit(
+    "trialduration",
+    "MAX_TRIAL_DURATION",
+    "maxTrialDuration",
+    str,
+    "TIME",
+    "Stop each trial that runs for longer, such as 30m.",
+    "30m",
+)
+
+
+def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> None:
+    _, client = _running(experiment_id, "update")
+    client.put("/experiment", {"params": {key: value}}, update_type=update_type)
+    output.info(f"Update {key} success!")
+
+
+# ---- trial, experiment
+
+
+@click.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
+@experiment_argument
+@trial_option("A trial that is over and did not succeed.")
+def retry(experiment_id: str | None, trial_id: str) -> None:
+    """Begin a new trial with the parameters of one that failed or was stopped, also when the experiment is DONE."""
+    known, client = _running(experiment_id, "begin a trial of")
+    trial_id = known.trial_id(trial_id)
+    begun = client.post("/trial-jobs", trial_id, "retry")
+    output.info(
+        f"Trial {begun['trialJobId']} (no. {begun['sequenceId']}) has the parameters of trial {trial_id}; "
+        f"`nnictl trial ls {known.experiment_id}` shows both"
+    )
+
+
+@click.command(
+    "import",
+    epilog=example(
+        "nnictl experiment import --filename results.json",
+        "nnictl experiment import GvTf2bVe -f results.json",
+    ),
+)
+@experiment_argument
+@_file
+def import_results(experiment_id: str | None, path: Path) -> None:
+    """Let the tuner learn from results of elsewhere.
+
+    The file has a list of {"parameter": {...}, "value": 0.93}. When one of them is wrong, all mistakes are told and none is
+    imported.
+    """
+    from nni_manager.config.document import read_json
+    from nni_manager.config.known_results import read_results
+    from nni_manager.config.search_space import parse_search_space
+
+    known, client = _running(experiment_id, "import results into")
+    document = read_json(path, _MOST_IMPORTED_BYTES)
+    params = client.get("/experiment")["params"]
+    space, tuner = parse_search_space(params["searchSpace"]), params["tuner"]["builtinTunerName"]
+    _refuse(document, read_results(document.value, space, tuner)[1])
+    counts = client.post("/experiment/import-data", document=document.value)
+    output.info(f"Imported {counts['imported']} results into experiment {known.experiment_id}")
+    if counts["used"] < counts["imported"]:
+        output.warning(
+            f"the tuner {tuner} makes use of {counts['used']} of them; the page on tuners says which learn so"
+        )

@@ -1,0 +1,136 @@
+"""Changes to an experiment that runs: from what NNI's interfaces send to the configuration from then on.
+
+Source: NNI v2.0 and v3.0, PUT /experiment and `nnictl update`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nni_manager.config.algorithms import reason_against_space
+from nni_manager.config.mistakes import ConfigInvalid, Mistake, shown
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.search_space import parse_search_space
+from nni_manager.config.v1 import duration_s
+from nni_manager.errors import UserMistake
+
+_MOST = 99_999
+
+
+class ChangeInvalid(UserMistake):
+    """cannot change the experiment so; see what the message says of the value"""
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+        raise ValueError(value)
+    return value
+
+
+def _count_or_none(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
+def _seconds_or_none(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return duration_s(value)
+    # As long as the longest that can be written with a unit, which no clock leaves.
+    if not 0 < value <= _MOST * 86400:
+        raise ValueError(value)
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """One limit: its names in NNI's profiles, newest last, and how its value is read."""
+
+    names: tuple[str, ...]
+    field: str
+    read: Callable[[Any], Any]
+    must_be: str
+
+
+LIMITS: Mapping[str, _Limit] = {
+    "TRIAL_CONCURRENCY": _Limit(
+        ("trialConcurrency",), "trial_concurrency", _count, f"a whole number from 1 to {_MOST}"
+    ),
+    "MAX_TRIAL_NUM": _Limit(
+        ("maxTrialNum", "maxTrialNumber"),
+        "max_trial_number",
+        _count_or_none,
+        f"a whole number from 1 to {_MOST}",
+    ),
+    "MAX_EXEC_DURATION": _Limit(
+        ("maxExecDuration", "maxExperimentDuration"),
+        "max_exec_duration_s",
+        _seconds_or_none,
+        "a number of seconds, or a whole number and one of s, m, h, d such as 90m",
+    ),
+    # NNI changes this one in no version while an experiment runs.
+    "MAX_TRIAL_DURATION": _Limit(
+        ("maxTrialDuration",),
+        "max_trial_duration_s",
+        _seconds_or_none,
+        "a number of seconds, or a whole number and one of s, m, h, d such as 30m",
+    ),
+}
+SEARCH_SPACE = "SEARCH_SPACE"
+UPDATE_TYPES = (*LIMITS, SEARCH_SPACE)
+
+
+def changed(config: ExperimentConfig, update_type: str, params: Mapping[str, Any]) -> ExperimentConfig:
+    """The configuration after a change of this type; `params` is as in a profile, of which only what the type names is looked at.
+
+    A limit of None is no limit. A search space may be text, as NNI's first clients send it.
+
+    Raises:
+        ChangeInvalid: there is no such type, or the value is none.
+        ConfigInvalid: with every mistake of the search space.
+    """
+    if update_type == SEARCH_SPACE:
+        return _with_space(config, _value_of(params, ("searchSpace",)))
+    limit = LIMITS.get(update_type)
+    if limit is None:
+        raise ChangeInvalid(
+            f"cannot change {shown(update_type)}: there is no such update_type; use one of {', '.join(UPDATE_TYPES)}"
+        )
+    value = _value_of(params, limit.names)
+    try:
+        change = {limit.field: limit.read(value)}
+    except ValueError:
+        raise ChangeInvalid(
+            f"cannot use {limit.names[0]}: {shown(value)} is not what it must be; write {limit.must_be}"
+        ) from None
+    return replace(config, **change)
+
+
+def _value_of(params: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in params:
+            return params[name]
+    raise ChangeInvalid(f"cannot change {names[0]}: params has none; write its new value there")
+
+
+def _with_space(config: ExperimentConfig, raw: Any) -> ExperimentConfig:
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except (ValueError, RecursionError):
+            raise ChangeInvalid(
+                f"cannot use searchSpace: {shown(raw)} is no JSON; send the content of a search space file"
+            ) from None
+    space = parse_search_space(raw)
+    if raw == config.search_space_raw:
+        return config
+    reason = reason_against_space(config.tuner.name, space)
+    if reason is not None:
+        raise ConfigInvalid([Mistake("", None, None, "searchSpace", reason)])
+    return replace(
+        config,
+        search_space=space,
+        search_space_raw=raw,
+        search_space_revision=config.search_space_revision + 1,
+    )

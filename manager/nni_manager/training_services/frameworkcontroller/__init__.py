@@ -1,0 +1,1 @@
+"""FrameworkController: a job is a Framework, each of its tasks a pod."""

@@ -1,0 +1,486 @@
+"""Jobs as Frameworks: made, watched, deleted, and found again by a later manager. Two watches tell of all jobs of an experiment.
+
+A Framework that has completed is deleted once its end is told, and with it go its secrets and what is left of its pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from nni_manager.config.model import ClaimStorage, KubernetesConfig
+from nni_manager.domain.completion import Completion
+from nni_manager.errors import NniManagerError, TryAgain, UserMistake
+from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
+from nni_manager.training_services.frameworkcontroller.render import (
+    as_in_containers,
+    completion_of,
+    framework_name,
+    labels_of,
+    render_framework,
+    render_run_script,
+    render_secrets,
+    selector_of,
+)
+from nni_manager.training_services.frameworkcontroller.states import FrameworkState, Verdict, verdict_of
+from nni_manager.training_services.kubernetes.api import Document, Kubernetes
+from nni_manager.training_services.kubernetes.errors import AlreadyThere, Forbidden, NotThere
+from nni_manager.training_services.kubernetes.pods import is_over, last_words, why_it_waits
+from nni_manager.training_services.kubernetes.preflight import Needs, check
+from nni_manager.training_services.kubernetes.resources import FRAMEWORKS, PODS, SECRETS
+from nni_manager.training_services.kubernetes.watch import Change, Gone, Listed, Seen, Trouble, Watch
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+# Calls that are made at the same time. One that is put off keeps no other waiting.
+_CALLERS = 4
+_FIRST_AGAIN_S = 1.0
+_LONGEST_AGAIN_S = 30.0
+# Pods are watched apart from Frameworks, and may be told of a little later.
+_POD_LAG_S = 5.0
+# Completed Frameworks that a manager which ends has not deleted yet.
+_LAST_DELETES_S = 10.0
+# Somebody who watches the first trial wants to know by then what it waits for.
+_LONGEST_QUEUE_S = 60.0
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class _Job:
+    """One job. `was_taken`: its Framework is there, or was. `was_seen`: a watch has shown it."""
+
+    job_id: str
+    name: str
+    uid: str | None = None
+    is_posting: bool = False
+    was_taken: bool = False
+    was_seen: bool = False
+    stop_is_wanted: bool = False
+    is_ending: bool = False
+    waits_since_s: float = field(default_factory=time.monotonic)
+    has_begun: bool = False
+
+
+def check_cluster(cluster: Kubernetes, config: KubernetesConfig) -> None:
+    """See that the cluster has all that jobs of an experiment need.
+
+    Raises:
+        ClusterLacks: it does not; with everything that is missing.
+    """
+    verbs = {
+        FRAMEWORKS: ("create", "get", "list", "watch", "delete"),
+        PODS: ("list", "watch"),
+        SECRETS: ("create", "get"),
+    }
+    claims = (
+        (config.storage.name,) if isinstance(config.storage, ClaimStorage) and config.storage.name else ()
+    )
+    rights = tuple((verb, resource) for resource, each in verbs.items() for verb in each)
+    namespace = config.namespace or cluster.namespace
+    check(cluster, Needs(namespace, FRAMEWORKS, rights, config.service_account, claims))
+
+
+class FrameworkControllerService(TrainingService):
+    """One experiment's jobs on one cluster. Calls are made from threads, and so are the watches' tales told."""
+
+    uses_snapshot = True
+
+    def __init__(
+        self,
+        cluster: Kubernetes,
+        config: KubernetesConfig,
+        workspace: Workspace,
+        on_job_ended: Callable[[JobEnded], None],
+        logins: Mapping[Path, str] | None = None,
+    ) -> None:
+        """`logins`: the content of each role's registry login. Containers see the workspace's parent at MOUNT."""
+        super().__init__(on_job_ended)
+        self._cluster = cluster
+        self._config = config
+        self._namespace = config.namespace or cluster.namespace
+        self._experiment_id = workspace.root.name
+        self._logins = logins or {}
+        self._jobs: dict[str, _Job] = {}
+        self._names: dict[str, str] = {}
+        """The job of each Framework, by its name."""
+        self._frameworks: dict[str, Document] = {}
+        self._pods: dict[str, dict[str, Document]] = {}
+        """By Framework, then by their own name. Those of a Framework are kept until it is gone."""
+        self._words: dict[str, str] = {}
+        """Of jobs that ended while no manager was there."""
+        self._troubles: dict[str, str] = {}
+        self._problem = ""
+        self._was_listed = False
+        self._news, self._pod_news = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._deletes: set[asyncio.Task[None]] = set()
+        self._watches: list[Watch] = []
+        self._callers = ThreadPoolExecutor(_CALLERS, thread_name_prefix="kubernetes")
+
+    @property
+    def run_script(self) -> str:
+        """The content of run.sh."""
+        return render_run_script()
+
+    @property
+    def completion(self) -> Completion:
+        """As the roles' policies say it."""
+        return completion_of(self._config.roles)
+
+    @property
+    def problem(self) -> str:
+        """That the cluster cannot be watched or asked, or what keeps the job from running that has waited longest."""
+        told = next(filter(None, [*self._troubles.values(), self._problem]), "")
+        if told:
+            return told
+        waiting = [job for job in self._jobs.values() if job.was_taken and not job.has_begun]
+        for job in sorted(waiting, key=lambda job: job.waits_since_s):
+            if why := self._why_it_waits(job):
+                return f"Kubernetes has not started {len(waiting)} of {len(self._jobs)} jobs; {job.name} waits: {why}"
+        longest = min(waiting, key=lambda job: job.waits_since_s, default=None)
+        if longest is None or time.monotonic() - longest.waits_since_s < _LONGEST_QUEUE_S:
+            return ""
+        return (
+            f"FrameworkController has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first; see "
+            f"what it waits for with `kubectl describe framework,pods -n {self._namespace} -l expId={self._experiment_id}`"
+        )
+
+    async def place(self, job_id: str) -> None:
+        """Kubernetes has a queue of its own."""
+
+    def placement(self, job_id: str) -> Placement:
+        """A fresh copy of the code, and the GPUs that Kubernetes shows to the container."""
+        return Placement(None, None)
+
+    def release(self, job_id: str) -> None:
+        """Nothing was reserved."""
+
+    async def submit(self, settings: KeeperSettings) -> None:
+        """Make the job's Framework, and the secrets that it owns.
+
+        Raises:
+            TryAgain: the cluster does not take it, for whatever reason: all jobs of an experiment are alike, so that what ends
+                this trial would end every other as well. What was made is there to be found by the next try.
+        """
+        name = framework_name(self._experiment_id, settings.job_id)
+        if self._names.get(name, settings.job_id) != settings.job_id:
+            raise TryAgain(
+                f"cannot make Framework {name} yet: job {self._names[name]} has that name, and has not ended"
+            )
+        job = self._job(settings.job_id)
+        job.is_posting = True
+        self._watch()
+        try:
+            job.uid = await self._ask(self._hand_in, as_in_containers(settings))
+            job.was_taken = True
+        except UserMistake as error:
+            raise TryAgain(str(error)) from error
+        finally:
+            job.is_posting = False
+        if (seen := self._frameworks.get(job.name)) is not None:
+            self._look(job, seen)  # it was quicker than the answer
+
+    def _hand_in(self, settings: KeeperSettings) -> str:
+        """The Framework's uid."""
+        wanted = render_framework(self._config, self._namespace, settings)
+        name = wanted["metadata"]["name"]
+        try:
+            framework = self._cluster.create(FRAMEWORKS, self._namespace, wanted)
+        except AlreadyThere as error:
+            framework = self._cluster.get(FRAMEWORKS, self._namespace, name)
+            meta = framework["metadata"]
+            if meta.get("labels") != wanted["metadata"]["labels"] or "deletionTimestamp" in meta:
+                raise TryAgain(
+                    f"cannot make Framework {name}: another of that name is in namespace {self._namespace}; it is tried again "
+                    "when that is gone"
+                ) from error
+        for secret in render_secrets(self._config, framework, settings.token, self._logins):
+            # An earlier try has made it, or it goes with the Framework that had this name before.
+            with contextlib.suppress(AlreadyThere):
+                self._cluster.create(SECRETS, self._namespace, secret)
+                continue
+            found = self._cluster.get(SECRETS, self._namespace, secret["metadata"]["name"])
+            if found["metadata"].get("ownerReferences") != secret["metadata"]["ownerReferences"]:
+                raise TryAgain(
+                    f"cannot make Secret {secret['metadata']['name']}: another of that name is in namespace {self._namespace}; "
+                    "it is tried again when that is gone"
+                )
+        return str(framework["metadata"]["uid"])
+
+    async def stop(self, job_id: str) -> bool:
+        """Delete the Framework; its pods are told to end, and the job has ended when they have."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return False
+        if not job.stop_is_wanted:
+            job.stop_is_wanted = True
+            self._watch()
+            self._spawn(self._delete_job(job))
+        return True
+
+    async def adopt(self, job_id: str) -> JobPresence:
+        """Find a job of an earlier manager. While the cluster is away it passes for one that runs, and is looked at later."""
+        self._watch()
+        await self._news.wait()
+        name = framework_name(self._experiment_id, job_id)
+        seen = self._frameworks.get(name)
+        if self._was_listed:
+            if seen is None or seen["metadata"].get("labels") != labels_of(self._experiment_id, job_id):
+                return JobPresence.UNKNOWN
+            if FrameworkState.of(seen).presence is JobPresence.ENDED:
+                verdict = verdict_of(seen)
+                self._words[job_id] = self._message(name, verdict)
+                self._delete_soon(name, seen["metadata"]["uid"])
+                return JobPresence.ENDED
+            if not FrameworkState.of(seen).has_begun and not await self._has_secret(name):
+                # The earlier manager died before it had made all: no pod of it can start.
+                self._delete_soon(name, seen["metadata"]["uid"])
+                return JobPresence.UNKNOWN
+        job = self._job(job_id)
+        job.was_taken = True
+        if seen is not None:
+            self._look(job, seen)
+        return JobPresence.RUNNING
+
+    def last_words(self, job_id: str) -> str:
+        """Why it ended, as far as the cluster still knew."""
+        return self._words.get(job_id, "")
+
+    async def end_leftovers(self, job_id: str, trial_id: str) -> None:
+        """A container that ended has left nothing."""
+
+    async def close(self) -> None:
+        """Stop watching, and give what is being deleted a moment; jobs go on."""
+        if self._deletes:
+            await asyncio.wait(self._deletes, timeout=_LAST_DELETES_S)
+        for watch in self._watches:
+            watch.end()
+        for task in self._tasks | self._deletes:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._deletes, return_exceptions=True)
+        self._cluster.close()
+        for watch in self._watches:
+            await asyncio.to_thread(watch.join)
+        await asyncio.to_thread(self._callers.shutdown, wait=True, cancel_futures=True)
+
+    # ---- what the watches tell
+
+    def _watch(self) -> None:
+        if self._watches:
+            return
+        loop, selector = asyncio.get_running_loop(), selector_of(self._experiment_id)
+        for resource, take in ((FRAMEWORKS, self._take_framework), (PODS, self._take_pod)):
+            watch = Watch(
+                *(self._cluster, resource, self._namespace, selector),
+                partial(_tell, loop, take),
+            )
+            self._watches.append(watch)
+            watch.start()
+
+    def _take_framework(self, change: Change) -> None:
+        match change:
+            case Seen(document):
+                name = document["metadata"]["name"]
+                self._frameworks[name] = document
+                if (job := self._job_of(document)) is not None:
+                    self._look(job, document)
+            case Gone(document):
+                self._forget(document)
+                if (job := self._job_of(document)) is not None and not job.is_posting:
+                    self._end_deleted(job)
+            case Listed():
+                self._was_listed = True
+                self._news.set()
+                for job in list(self._jobs.values()):
+                    if job.was_taken and not job.was_seen:
+                        self._spawn(self._verify(job))
+            case Trouble(message):
+                self._note_trouble("frameworks", message)
+                self._news.set()
+
+    def _take_pod(self, change: Change) -> None:
+        match change:
+            case Seen(document) | Gone(document):
+                meta = document["metadata"]
+                framework = (meta.get("labels") or {}).get("FC_FRAMEWORK_NAME", "")
+                pods = self._pods.setdefault(framework, {})
+                pods[meta["name"]] = document
+                if isinstance(change, Gone) and framework not in self._names:
+                    del pods[meta["name"]]  # of a job whose end was told
+                    if not pods:
+                        del self._pods[framework]
+                self._pod_news.set()
+            case Trouble(message):
+                self._note_trouble("pods", message)
+            case Listed():
+                pass
+
+    def _note_trouble(self, of: str, message: str) -> None:
+        if message:
+            logger.warning("%s", message)
+        elif self._troubles.get(of):
+            logger.info("Kubernetes shows %s again", of)
+        self._troubles[of] = message
+
+    def _job_of(self, framework: Document) -> _Job | None:
+        job = self._jobs.get(self._names.get(framework["metadata"]["name"], ""))
+        if job is None or (job.uid is not None and job.uid != framework["metadata"]["uid"]):
+            return None
+        if framework["metadata"].get("labels") != labels_of(self._experiment_id, job.job_id):
+            return None
+        return job
+
+    def _look(self, job: _Job, framework: Document) -> None:
+        job.was_seen = True
+        job.uid = framework["metadata"]["uid"]
+        state = FrameworkState.of(framework)
+        job.has_begun = job.has_begun or state.has_begun
+        if state.presence is JobPresence.ENDED and not job.is_posting and not job.is_ending:
+            job.is_ending = True
+            self._spawn(self._finish(job, verdict_of(framework)))
+
+    def _forget(self, framework: Document) -> None:
+        name, uid = framework["metadata"]["name"], framework["metadata"]["uid"]
+        if self._frameworks.get(name, framework)["metadata"]["uid"] == uid:
+            self._frameworks.pop(name, None)
+
+    # ---- ends
+
+    async def _finish(self, job: _Job, verdict: Verdict) -> None:
+        """Tell how it ended, with its last words if they come, and clear it away."""
+        if verdict.exit_code != 0 and verdict.pod is not None:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._until_ended(job.name, verdict.pod), _POD_LAG_S)
+        self._end(job, verdict.exit_code, self._message(job.name, verdict), verdict.reason)
+        self._delete_soon(job.name, job.uid)
+
+    async def _until_ended(self, framework: str, pod: str) -> None:
+        while not is_over(self._pods.get(framework, {}).get(pod, {})):
+            self._pod_news.clear()
+            await self._pod_news.wait()
+
+    def _message(self, name: str, verdict: Verdict) -> str:
+        pod = self._pods.get(name, {}).get(verdict.pod or "", {})
+        return "\n".join(part for part in (verdict.message, last_words(pod)) if part)
+
+    def _end_deleted(self, job: _Job) -> None:
+        if job.is_ending:
+            return  # it had completed, and is cleared away
+        who = "was deleted as we asked" if job.stop_is_wanted else "is gone: somebody has deleted it"
+        self._end(
+            job, None, f"Framework {job.name} in namespace {self._namespace} {who}", ExitReason.JOB_LOST
+        )
+
+    def _end(self, job: _Job, exit_code: int | None, message: str, reason: ExitReason) -> None:
+        if self._jobs.pop(job.job_id, None) is None:
+            return
+        if self._names.get(job.name) == job.job_id:
+            del self._names[job.name]
+        self._pods.pop(job.name, None)
+        self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason))
+
+    async def _verify(self, job: _Job) -> None:
+        """A job that a list does not show: it may be newer than the list."""
+        try:
+            await self._ask(self._cluster.get, FRAMEWORKS, self._namespace, job.name)
+        except NotThere:
+            if not job.is_posting and not job.was_seen:
+                self._end_deleted(job)
+        except NniManagerError as error:
+            self._note(str(error))
+
+    async def _delete_job(self, job: _Job) -> None:
+        delay_s = _FIRST_AGAIN_S
+        while job.job_id in self._jobs:
+            if not job.is_posting:
+                try:
+                    delete = partial(self._cluster.delete, uid=job.uid, waits=True)
+                    await self._ask(delete, FRAMEWORKS, self._namespace, job.name)
+                except NotThere:
+                    if not job.is_ending:
+                        self._end_deleted(job)
+                    return
+                except NniManagerError as error:
+                    self._note(str(error))
+                else:
+                    job.was_taken = True
+                    self._note("")
+                    return  # the watch tells when it is gone
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_AGAIN_S)
+
+    def _delete_soon(self, name: str, uid: str | None) -> None:
+        task = asyncio.get_running_loop().create_task(self._delete(name, uid))
+        self._deletes.add(task)
+        task.add_done_callback(self._deletes.discard)
+
+    async def _delete(self, name: str, uid: str | None) -> None:
+        delay_s = _FIRST_AGAIN_S
+        while True:
+            try:
+                delete = partial(self._cluster.delete, uid=uid)
+                await self._ask(delete, FRAMEWORKS, self._namespace, name)
+            except (NotThere, Forbidden):
+                return
+            except NniManagerError as error:
+                logger.info("%s", error)
+            else:
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_AGAIN_S)
+
+    # ---- parts
+
+    def _job(self, job_id: str) -> _Job:
+        name = framework_name(self._experiment_id, job_id)
+        self._names[name] = job_id
+        return self._jobs.setdefault(job_id, _Job(job_id, name))
+
+    def _why_it_waits(self, job: _Job) -> str:
+        return next(filter(None, map(why_it_waits, self._pods.get(job.name, {}).values())), "")
+
+    async def _has_secret(self, name: str) -> bool:
+        try:
+            await self._ask(self._cluster.get, SECRETS, self._namespace, name)
+        except NotThere:
+            return False
+        except NniManagerError as error:
+            logger.info("%s", error)
+        return True
+
+    def _note(self, problem: str) -> None:
+        if problem and not self._problem:
+            logger.warning("%s", problem)
+        self._problem = problem
+
+    async def _ask(self, function: Callable[..., Answer], *arguments: object) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._callers, partial(function, *arguments))
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_done)
+
+    def _note_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._problem = "cannot look at jobs on Kubernetes any more: this is a bug; stop the experiment, and resume it"
+            logger.critical("%s", self._problem, exc_info=error)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, take: Callable[[Change], None], change: Change) -> None:
+    # A loop that is closed wants to hear nothing more.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(take, change)

@@ -1,0 +1,101 @@
+"""What FrameworkController says of a Framework, in our words.
+
+Source: FrameworkController v1, FrameworkState, CompletionStatus and its predefined completion codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from nni_manager.training_services.base import JobPresence
+from trial_keeper.wire.reasons import ExitReason
+
+
+class FrameworkState(Enum):
+    """The states of a Framework; UNKNOWN is our word for those of other versions, and for one that was never looked at."""
+
+    CREATION_PENDING = "AttemptCreationPending"
+    CREATION_REQUESTED = "AttemptCreationRequested"
+    PREPARING = "AttemptPreparing"
+    RUNNING = "AttemptRunning"
+    DELETION_PENDING = "AttemptDeletionPending"
+    DELETION_REQUESTED = "AttemptDeletionRequested"
+    DELETING = "AttemptDeleting"
+    ATTEMPT_COMPLETED = "AttemptCompleted"  # another attempt may follow
+    COMPLETED = "Completed"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of(cls, framework: Mapping[str, Any]) -> FrameworkState:
+        """The state that a Framework is in."""
+        word = (framework.get("status") or {}).get("state")
+        return cls(word) if word in cls._value2member_map_ else cls.UNKNOWN
+
+    @property
+    def presence(self) -> JobPresence:
+        """Whether the job is still there. One in an unknown state is: it will be seen in a known one."""
+        return JobPresence.ENDED if self is FrameworkState.COMPLETED else JobPresence.RUNNING
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether some task of it has run."""
+        return self not in _BEFORE_RUNNING
+
+
+_S = FrameworkState
+_BEFORE_RUNNING = frozenset({_S.CREATION_PENDING, _S.CREATION_REQUESTED, _S.PREPARING, _S.UNKNOWN})
+# Codes of FrameworkController's own: somebody has taken the pods or the job away.
+_TAKEN_AWAY = frozenset({-100, -101, -210, -220, -230})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a completed Framework ended. `exit_code`: that of the container that decided it; None where none did.
+
+    `pod` is that container's; None when FrameworkController names none.
+    """
+
+    exit_code: int | None
+    message: str
+    reason: ExitReason
+    pod: str | None
+
+
+def verdict_of(framework: Mapping[str, Any]) -> Verdict:
+    """How a Framework in the state COMPLETED ended."""
+    attempt = framework["status"].get("attemptStatus") or {}
+    told = attempt.get("completionStatus") or {}
+    if (told.get("type") or {}).get("name") == "Succeeded":
+        return Verdict(0, "", ExitReason.KEEPER_LOST, None)
+    code = int(told.get("code") or 0)
+    task = _deciding_task(attempt, told.get("trigger") or {})
+    ended = (task.get("completionStatus") or {}).get("pod") or {}
+    failed = [each for each in ended.get("containers") or [] if each.get("code")]
+    name = framework["metadata"]["name"]
+    because = (told.get("trigger") or {}).get("message") or told.get("diagnostics") or "it does not say why"
+    message = f"FrameworkController says of {name}: {told.get('phrase') or 'failed'}, code {code}; {because}"
+    pod_said = ": ".join(str(ended[key]) for key in ("reason", "message") if ended.get(key))
+    if pod_said:
+        message += f"\nKubernetes says of its pod: {pod_said}"
+    reason = ExitReason.JOB_LOST if code in _TAKEN_AWAY else ExitReason.KEEPER_LOST
+    exit_code = None
+    if failed:
+        exit_code = int(failed[-1]["code"])
+        if failed[-1].get("reason") == "OOMKilled":
+            reason = ExitReason.OUT_OF_MEMORY
+    return Verdict(exit_code, message, reason, task.get("podName"))
+
+
+def _deciding_task(attempt: Mapping[str, Any], trigger: Mapping[str, Any]) -> Mapping[str, Any]:
+    for role in attempt.get("taskRoleStatuses") or []:
+        for task in role.get("taskStatuses") or []:
+            if (role.get("name"), task.get("index")) == (
+                trigger.get("taskRoleName"),
+                trigger.get("taskIndex"),
+            ):
+                found: Mapping[str, Any] = task.get("attemptStatus") or {}
+                return found
+    return {}

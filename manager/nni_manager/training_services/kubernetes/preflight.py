@@ -1,0 +1,75 @@
+"""What a cluster lacks for an experiment, all of it at once, before anything is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.errors import ClusterLacks, Forbidden, NotThere
+from nni_manager.training_services.kubernetes.resources import CLAIMS, SERVICE_ACCOUNTS, Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What jobs need: a kind of objects, rights (verbs on resources), and things that have to be in the namespace."""
+
+    namespace: str
+    jobs: Resource
+    rights: tuple[tuple[str, Resource], ...]
+    service_account: str | None = None
+    claims: tuple[str, ...] = ()
+
+
+def check(cluster: Kubernetes, needs: Needs) -> None:
+    """See that the cluster has it all.
+
+    Raises:
+        ClusterLacks: it does not; names everything that is missing, a line each.
+        ClusterAway, LoginRefused: it cannot be asked.
+    """
+    missing = _missing(cluster, needs)
+    if missing:
+        lines = "\n".join(f"  {each}" for each in missing)
+        raise ClusterLacks(f"cannot run the experiment on {cluster.address}:\n{lines}")
+
+
+def _missing(cluster: Kubernetes, needs: Needs) -> list[str]:
+    missing = []
+    if not cluster.serves(needs.jobs):
+        missing.append(_unserved(cluster, needs.jobs))
+    if not _has_namespace(cluster, needs.namespace):
+        return [*missing, f"there is no namespace {needs.namespace}; correct it, or make it with kubectl"]
+    for verb, resource in needs.rights:
+        if not cluster.allows(verb, resource, needs.namespace):
+            missing.append(
+                f"this login may not {verb} {resource.plural} in namespace {needs.namespace}; "
+                "ask an administrator of the cluster for the right"
+            )
+    things = [(CLAIMS, name) for name in needs.claims]
+    if needs.service_account is not None:
+        things.append((SERVICE_ACCOUNTS, needs.service_account))
+    for resource, name in things:
+        try:
+            cluster.get(resource, needs.namespace, name)
+        except NotThere:
+            missing.append(
+                f"there is no {resource.kind} {name} in namespace {needs.namespace}; correct it, or make it with kubectl"
+            )
+        except Forbidden:
+            pass  # the cluster will say so of the job, if it is missing
+    return missing
+
+
+def _has_namespace(cluster: Kubernetes, namespace: str) -> bool:
+    try:
+        return cluster.has_namespace(namespace)
+    except Forbidden:
+        return True  # whoever may only use a namespace need not be allowed to read it
+
+
+def _unserved(cluster: Kubernetes, jobs: Resource) -> str:
+    served = cluster.served_versions(jobs.group)
+    if not served:
+        return f"it has no {jobs.plural}.{jobs.group}; install {jobs.operator} there"
+    versions = ", ".join(served)
+    return f"it has no {jobs.plural} of {jobs.api_version} (served: {versions}); install {jobs.operator} for {jobs.version}"

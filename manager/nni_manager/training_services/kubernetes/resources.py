@@ -1,0 +1,39 @@
+"""The kinds of objects that are of interest here, and where they are served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of objects. `group` is empty for those of Kubernetes' core; `operator` is who has to be installed for it."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    operator: str = ""
+
+    @property
+    def api_version(self) -> str:
+        """As documents name it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def root(self) -> str:
+        """The path below which its group and version are served."""
+        return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """Where all of a namespace are, or one of them."""
+        return f"{self.root}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
+
+
+PODS = Resource("", "v1", "pods", "Pod")
+SECRETS = Resource("", "v1", "secrets", "Secret")
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+FRAMEWORKS = Resource(
+    "frameworkcontroller.microsoft.com", "v1", "frameworks", "Framework", operator="FrameworkController"
+)

@@ -1,0 +1,59 @@
+"""Limits and retries with real managers, keepers and trials."""
+
+import os
+import signal
+
+from real_experiment import wait_until
+
+from nni_manager.store.store import StoreReader
+from trial_keeper.wire.messages import AttemptKey, Stream
+
+WAITING = """
+import time
+import nni_sdk as nni
+nni.get_next_parameter()
+nni.report_intermediate_result(1)
+time.sleep(600)
+"""
+# The first attempt waits to be killed with its keeper.
+SECOND_TIME_LUCKY = """
+import os, time
+import nni_sdk as nni
+nni.get_next_parameter()
+attempt = int(os.environ["NNI_SYS_DIR"].split("/attempts/")[1].split("/")[0])
+nni.report_intermediate_result(attempt)
+if attempt == 0:
+    time.sleep(600)
+nni.report_final_result(5)
+"""
+
+
+def test_a_trials_time_is_counted_from_its_start_also_by_the_next_manager(a_real_experiment):
+    experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 1, "the trial reports")
+    change = {"params": {"maxTrialDuration": "4s"}}
+    assert experiment.ask("PUT", "/experiment?update_type=MAX_TRIAL_DURATION", json=change).json() == {}
+    experiment.kill_manager()
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    assert (trial["status"], trial["reason"]) == ("SYS_CANCELED", "time limit")
+    assert trial["endTime"] - trial["startTime"] > 3500, "it had its time"
+
+
+def test_a_trial_whose_keeper_is_killed_is_begun_again_and_only_its_last_attempt_counts(a_real_experiment):
+    experiment = a_real_experiment(SECOND_TIME_LUCKY, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 1, "the first attempt reports")
+    (pid,) = experiment.keeper_pids()
+    os.kill(pid, signal.SIGKILL)
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    assert (trial["status"], trial["value"], trial["attempt"], trial["retries"]) == ("SUCCEEDED", 5, 1, 1)
+    assert trial["jobId"] == f"{trial['id']}-1"
+    assert "the cluster lost it (keeper lost); begun again, 1 of 1" in trial["warning"]
+    assert [row.value for row in experiment.rows(trial["id"])] == ["1", "5"]
+    with StoreReader(experiment.folder.database) as reader:
+        lost = reader.offsets(AttemptKey(trial["id"], 0, "main-0"))
+    assert lost[Stream.METRICS] > 0, "what the lost attempt said stays"

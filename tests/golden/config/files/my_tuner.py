@@ -1,0 +1,2 @@
+class MyTuner:
+    """Stands for a tuner of the user's own."""

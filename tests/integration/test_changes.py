@@ -1,0 +1,475 @@
+"""Changes to an experiment that runs, over the HTTP API in this process; the next manager goes on with them."""
+
+import asyncio
+import contextlib
+import json
+
+import httpx
+import pytest
+from void_service import Void, an_engine, start
+
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.domain.events import (
+    AttemptDelivered,
+    AttemptEnded,
+    AttemptStarted,
+    MetricsStored,
+    TaskReported,
+)
+from nni_manager.engine import engine as engine_module
+from nni_manager.engine.view import View
+from nni_manager.store.store import StoreReader
+from nni_manager.training_services.base import JobEnded, JobPresence
+from nni_manager.web.api import API_ROOT, MOST_CHANGE_BYTES, Api
+from nni_manager.web.gate import MOST_BODY_BYTES
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+pytestmark = pytest.mark.timeout(120)
+NOTHING = "pass\n"
+GRID = {"x": {"_type": "quniform", "_value": [0, 5, 1]}}
+ON_A_GRID = {"tuner": {"builtinTunerName": "GridSearch"}, "space": GRID}
+TOKEN = "token"
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits_for_keepers(monkeypatch):
+    """There are none: whoever closes an experiment that is over would wait for them."""
+    monkeypatch.setattr(engine_module, "_LAST_KEEPERS_S", 0.01)
+
+
+class Jobs(Void):
+    """Remembers the jobs it was given."""
+
+    def __init__(self, on_job_ended, state):
+        super().__init__(on_job_ended, state)
+        self.job_ids = []
+        self.stopped = []
+
+    async def submit(self, settings):
+        self.job_ids.append(settings.job_id)
+
+    async def adopt(self, job_id):
+        return self.state
+
+    async def stop(self, job_id):
+        self.stopped.append(job_id)
+        return True
+
+    def lose(self, job_id):
+        self.on_job_ended(JobEnded(job_id, None, "the node is gone"))
+
+
+class Live:
+    """An engine, its training service and a client of its HTTP API."""
+
+    def __init__(self, engine, service, client):
+        self.engine = engine
+        self.service = service
+        self._client = client
+
+    async def ask(self, verb, path, status=200, **options):
+        answer = await self._client.request(verb, API_ROOT + path, **options)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def put(self, update_type, status=200, **params):
+        path = f"/experiment?update_type={update_type}"
+        return await self.ask("PUT", path, status, json={"params": params})
+
+    def trial(self, sequence_id):
+        (trial,) = (
+            each for each in self.engine.experiment.trials.values() if each.sequence_id == sequence_id
+        )
+        return trial
+
+    @property
+    def state(self):
+        return self.engine.experiment.state.value
+
+    async def until(self, is_true):
+        while not is_true():
+            assert not self.engine.failed.is_set()
+            await asyncio.sleep(0.01)
+
+    async def made(self, count):
+        """Wait until there are so many trials, and none of them without a job; their x."""
+        trials = self.engine.experiment.trials
+        await self.until(lambda: len(trials) == count and all(trial.job_id for trial in trials.values()))
+        return [trial.parameters["x"] for trial in trials.values()]
+
+    def begin(self, sequence_id):
+        key = AttemptKey(self.trial(sequence_id).trial_id, 0, "main-0")
+        self.engine.post(AttemptStarted(key, 10.0))
+        return key
+
+    def finish(self, sequence_id, value="1.0"):
+        key = self.begin(sequence_id)
+        self.engine.post(TaskReported(key))
+        self.engine.post(MetricsStored(key, ((True, value),)))
+        self.engine.post(AttemptEnded(TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 11.0, {})))
+        self.engine.post(AttemptDelivered(key))
+
+
+@contextlib.asynccontextmanager
+async def served(engine, service=None):
+    transport = httpx.ASGITransport(Api(engine, "127.0.0.1", 1, TOKEN, lambda: None).app())
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1", headers=headers, trust_env=False
+    ) as client:
+        yield Live(engine, service, client)
+
+
+@contextlib.asynccontextmanager
+async def a_manager(experiment, presence=JobPresence.RUNNING):
+    with StoreReader(experiment.folder.database) as reader:  # as a manager's process does
+        experiment.config = ExperimentConfig.from_json(reader.experiment().config)
+    engine, service = an_engine(experiment, presence, kind=Jobs)
+    await start(engine)
+    async with served(engine, service) as live:
+        try:
+            yield live
+        finally:
+            await engine.close()
+            assert not engine.failed.is_set()
+
+
+def play(scenario):
+    async def bounded():
+        await asyncio.wait_for(scenario(), 30)
+
+    asyncio.run(bounded())
+
+
+# ---- limits
+
+
+def test_every_limit_that_is_changed_holds_at_once_and_after_a_resume(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            await live.put("TRIAL_CONCURRENCY", trialConcurrency=3)
+            await live.made(3)
+            await live.put("MAX_TRIAL_NUM", maxTrialNum=3)
+            assert live.state == "NO_MORE_TRIAL"
+            await live.put("MAX_EXEC_DURATION", maxExecDuration="2h")
+            await live.put("MAX_TRIAL_DURATION", maxTrialDuration=90)
+        async with a_manager(experiment) as live:
+            params = (await live.ask("GET", "/experiment"))["params"]
+            assert [
+                params[key]
+                for key in ("trialConcurrency", "maxTrialNum", "maxExecDuration", "maxTrialDuration")
+            ] == [3, 3, 7200.0, 90.0]
+            assert live.engine.experiment.limits.max_trial_duration_s == 90
+            assert live.state == "NO_MORE_TRIAL"
+            assert params == (await live.ask("GET", "/experiment"))["params"]
+            # As NNI's own clients do: the whole profile comes back with one value changed.
+            await live.ask(
+                "PUT",
+                "/experiment?update_type=MAX_TRIAL_NUM",
+                json={"params": params | {"maxTrialNum": 4}, "id": "x"},
+            )
+            assert live.engine.experiment.limits.max_trials == 4
+
+    play(scenario)
+
+
+def test_an_experiment_that_is_done_goes_on_when_its_limit_is_raised(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            live.finish(0)
+            await live.engine.finished.wait()
+            assert live.state == "DONE"
+            await live.put("MAX_TRIAL_NUM", maxTrialNum=2)
+            assert live.state in ("RUNNING", "NO_MORE_TRIAL")
+            assert not live.engine.finished.is_set()
+            await live.made(2)
+            live.finish(1)
+            await live.engine.finished.wait()
+
+    play(scenario)
+
+
+def test_a_trial_over_its_time_is_stopped_by_the_clock(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialDuration="1s")
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            key = live.begin(0)
+            await live.until(lambda: live.service.stopped)
+            live.engine.post(AttemptEnded(TrialEnded(key, ExitReason.SIGNAL, 143, 10.0, 12.0, {})))
+            live.engine.post(AttemptDelivered(key))
+            (trial,) = await live.ask("GET", "/trial-jobs")
+            assert (trial["status"], trial["reason"]) == ("SYS_CANCELED", "time limit")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "body", "status"),
+    [
+        ("PUT", "/experiment?update_type=MAX_TRIAL_NUM", {"params": {"maxTrialNum": 0}}, 400),
+        ("PUT", "/experiment?update_type=MAX_TRIAL_NUM", {"maxTrialNum": 5}, 400),
+        ("PUT", "/experiment?update_type=NOTHING", {"params": {}}, 400),
+        ("PUT", "/experiment", {"params": {}}, 400),
+        ("PUT", "/experiment?update_type=SEARCH_SPACE", {"params": {"searchSpace": {}}}, 400),
+        ("POST", "/trial-jobs", [1], 400),
+        ("POST", "/trial-jobs", None, 400),
+        ("POST", "/trial-jobs/nope/retry", None, 404),
+        ("POST", "/experiment/import-data", {}, 400),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_sentence_and_changes_nothing(
+    a_real_experiment, verb, path, body, status
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            before = await live.ask("GET", "/experiment")
+            refusal = await live.ask(verb, path, status, json=body)
+            assert refusal["error"].startswith("cannot ")
+            after = await live.ask("GET", "/experiment")
+            assert after["params"] == before["params"]
+            assert len(live.engine.experiment.trials) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff", b'{"x": NaN}', b'{"x": 1e999}', b'{"x": "\\ud800"}', b'{"x": ' + b"9" * 5000 + b"}",
+     b'{"x": ' * 5000 + b"1" + b"}" * 5000],
+)  # fmt: skip
+def test_a_body_that_is_no_json_or_cannot_be_said_again_is_refused(a_real_experiment, content):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            for verb, path in (
+                ("POST", "/trial-jobs"),
+                ("POST", "/experiment/import-data"),
+                ("PUT", "/experiment"),
+            ):
+                refusal = await live.ask(verb, path, 400, content=content)
+                assert refusal["error"].startswith("cannot read what was sent")
+
+    play(scenario)
+
+
+def test_only_what_needs_room_has_room(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            for path, most in (
+                ("/trial-jobs", MOST_BODY_BYTES),
+                ("/experiment/import-data", MOST_CHANGE_BYTES),
+            ):
+                await live.ask("POST", path, 400, content=b" " * most)
+                await live.ask("POST", path, 413, content=b" " * (most + 1))
+
+    play(scenario)
+
+
+def test_a_view_changes_nothing(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            trial_id = live.trial(0).trial_id
+        with contextlib.closing(View(experiment.folder)) as view:
+            async with served(view) as live:
+                for verb, path, body in (
+                    ("PUT", "/experiment?update_type=MAX_TRIAL_NUM", {"params": {"maxTrialNum": 5}}),
+                    ("POST", "/trial-jobs", {"x": 1}),
+                    ("POST", f"/trial-jobs/{trial_id}/retry", None),
+                    ("POST", "/experiment/import-data", [{"parameter": {"x": 0.5}, "value": 1}]),
+                ):
+                    refusal = await live.ask(verb, path, 403, json=body)
+                    assert "only viewed here" in refusal["error"]
+                assert await live.ask("GET", "/experiment/imported-data") == []
+
+    play(scenario)
+
+
+# ---- the search space
+
+
+def test_another_search_space_holds_from_now_on_and_after_a_resume(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=50, **ON_A_GRID)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            assert await live.made(2) == [0, 1]
+            live.finish(0)
+            await live.made(3)
+            # Trials 1 and 2 run; what they come to is learned all the same.
+            await live.put("SEARCH_SPACE", searchSpace={"x": {"_type": "quniform", "_value": [0, 4, 1]}})
+            live.finish(1)
+            assert await live.made(4) == [0, 1, 2, 2], "0 is known, and so is 1; 2 is under way"
+        async with a_manager(experiment) as live:
+            live.finish(2)
+            assert await live.made(5) == [0, 1, 2, 2, 3]
+            live.finish(3)
+            assert (await live.made(6))[-1] == 4
+            for number in (4, 5):
+                live.finish(number)
+            await live.engine.finished.wait()
+            assert live.state == "DONE"
+            # There is more again.
+            await live.put(
+                "SEARCH_SPACE", searchSpace=json.dumps({"x": {"_type": "randint", "_value": [7, 9]}})
+            )
+            assert live.state == "RUNNING"
+            assert (await live.made(8))[-2:] == [7, 8]
+
+    play(scenario)
+
+
+# ---- trials and results of people
+
+
+def test_a_proposed_trial_is_told_apart_and_learned_from_and_outlives_its_manager(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            begun = await live.ask("POST", "/trial-jobs", json={"x": 1.0})
+            assert begun == {"sequenceId": 1, "trialJobId": live.trial(1).trial_id}
+            await live.ask("POST", "/trial-jobs", json={"x": 3.0})
+        async with a_manager(experiment) as live:
+            assert [trial.is_customized for trial in live.engine.experiment.trials.values()] == [
+                False,
+                True,
+                True,
+            ]
+            live.finish(0)
+            await live.until(lambda: live.service.job_ids == [begun["trialJobId"]])
+            shown = await live.ask("GET", f"/trial-jobs/{begun['trialJobId']}")
+            assert json.loads(shown["hyperParameters"][0])["parameter_source"] == "customized"
+            folder = experiment.folder.workspace.trial(begun["trialJobId"])
+            assert json.loads(folder.parameter_cfg.read_text())["parameter_source"] == "customized"
+            live.finish(1)
+            live.finish(2)
+            assert (await live.made(4))[-1] == 2, "the grid leaves 1 out"
+        async with a_manager(experiment) as live:
+            live.finish(3)
+            assert (await live.made(5))[-1] == 4, "and 3 as well"
+
+    play(scenario)
+
+
+def test_a_trial_that_failed_is_retried_as_a_trial_of_its_own(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            failed = live.trial(0)
+            refusal = await live.ask("POST", f"/trial-jobs/{failed.trial_id}/retry", 409)
+            assert "it is WAITING" in refusal["error"]
+            live.service.lose(failed.job_id)
+            await live.engine.finished.wait()
+            begun = await live.ask("POST", f"/trial-jobs/{failed.trial_id}/retry")
+            again = live.trial(begun["sequenceId"])
+            assert again.parameters == failed.parameters
+            assert (live.state, failed.state.value) == ("NO_MORE_TRIAL", "FAILED")
+            live.finish(1)
+            await live.engine.finished.wait()
+            refusal = await live.ask("POST", f"/trial-jobs/{again.trial_id}/retry", 409)
+            assert "it is SUCCEEDED" in refusal["error"]
+            await live.ask("DELETE", "/experiment", 202)
+
+    play(scenario)
+
+
+def test_no_trial_is_begun_where_the_experiment_has_failed(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            live.engine.stop()
+            refusal = await live.ask("POST", "/trial-jobs", 409, json={"x": 1})
+            assert "nnictl resume" in refusal["error"]
+            live.service.lose(live.trial(0).job_id)
+            await live.engine.finished.wait()
+
+    play(scenario)
+
+
+def test_imported_results_are_stored_all_or_none_and_known_after_a_resume(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
+    right = [{"parameter": {"x": float(x)}, "value": x} for x in (1, 2)]
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            wrong = [*right, {"parameter": {"x": 17}, "value": "?"}, {"value": 1}]
+            refusal = await live.ask("POST", "/experiment/import-data", 400, json=wrong)
+            assert refusal["error"].count("cannot ") == 3
+            assert await live.ask("GET", "/experiment/imported-data") == []
+            counts = await live.ask("POST", "/experiment/import-data", json=right)
+            assert counts == {"imported": 2, "used": 2}
+            more = await live.ask(
+                "POST", "/experiment/import-data", json=[{"parameter": {"x": 4.0}, "value": '{"default": 1}'}]
+            )
+            assert more["imported"] == 1
+            live.finish(0)
+            assert await live.made(2) == [0, 3]
+        async with a_manager(experiment) as live:
+            assert await live.ask("GET", "/experiment/imported-data") == [
+                *right,
+                {"parameter": {"x": 4.0}, "value": {"default": 1}},
+            ]
+            live.finish(1)
+            assert await live.made(3) == [0, 3, 5]
+
+    play(scenario)
+
+
+# ---- what the cluster loses
+
+
+def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=2)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            trial = live.trial(0)
+            live.service.lose(trial.trial_id)
+            await live.until(lambda: len(live.service.job_ids) == 2)
+            assert live.service.job_ids == [trial.trial_id, f"{trial.trial_id}-1"]
+            # The keeper of this one begins an attempt, which is lost as well.
+            folder = experiment.folder.workspace.attempt(AttemptKey(trial.trial_id, 0, "main-0"))
+            folder.output.mkdir(parents=True)
+            live.begin(0)
+            live.service.lose(f"{trial.trial_id}-1")
+            await live.until(lambda: len(live.service.job_ids) == 3)
+            (shown,) = await live.ask("GET", "/trial-jobs")
+            assert (shown["state"], shown["retries"], shown["attempt"]) == ("WAITING", 2, None)
+            assert "begun again, 2 of 2" in shown["warning"]
+        async with a_manager(experiment, JobPresence.UNKNOWN) as live:
+            trial = live.trial(0)
+            assert (trial.retries, trial.first_attempts) == (2, {"main-0": 1})
+            # The one before died before it had handed the job in: that costs no try.
+            await live.until(lambda: live.service.job_ids == [f"{trial.trial_id}-2"])
+            live.begin(0)
+            assert trial.state.value == "WAITING", "that attempt is over"
+            live.service.lose(trial.job_id)
+            await live.engine.finished.wait()
+            assert (trial.state.value, trial.reason) == ("FAILED", ExitReason.KEEPER_LOST)
+
+    play(scenario)

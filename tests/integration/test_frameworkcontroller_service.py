@@ -1,0 +1,408 @@
+"""Jobs of one experiment on a Kubernetes cluster of our own: what is made, what is told of their ends, and what is left."""
+
+import asyncio
+import contextlib
+import shlex
+
+import pytest
+from kube_api import KubeCluster
+from kube_controllers import FRAMEWORKS
+from kube_definitions import FRAMEWORK
+from kube_store import CONFIG_MAPS, DEFINITIONS, NAMESPACES, PODS, SECRETS
+from real_experiment import until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.errors import TryAgain
+from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.frameworkcontroller import client as fc
+from nni_manager.training_services.frameworkcontroller.client import FrameworkControllerService
+from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.errors import ClusterLacks
+from nni_manager.training_services.patience import Patience
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import Workspace
+
+QUICK = Patience(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
+NAME = "nniexpexpttrialtrial1"
+WITHIN_S = 30
+
+
+class Site:
+    """A cluster whose keepers are scripts, and the services of managers that follow one another."""
+
+    def __init__(self, folder, cluster):
+        self.cluster, self.folder = cluster, folder
+        self.ends = []
+        self.config = KubernetesConfig(
+            "frameworkcontroller",
+            NfsStorage("nas", "/nni"),
+            (RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100, None, None, 1, 1),),
+        )
+        self.runs("exec sleep 100")
+
+    def runs(self, script):
+        """What a container runs in the place of its keeper."""
+        (self.folder / "EXPT").mkdir(exist_ok=True)
+        (self.folder / "EXPT" / "run.sh").write_text(script)
+
+    @contextlib.asynccontextmanager
+    async def manager(self):
+        """A manager's service from its start to its end."""
+        kubernetes = Kubernetes(self.folder / "kubeconfig", QUICK)
+        workspace = Workspace(self.folder / "EXPT")
+        service = FrameworkControllerService(kubernetes, self.config, workspace, self.ends.append)
+        try:
+            yield service
+        finally:
+            await service.close()
+
+    def settings(self, job_id="trial1"):
+        trial_id = None if job_id.startswith("env-") else job_id
+        return KeeperSettings(
+            "EXPT", job_id, str(self.folder / "EXPT"), "c0ffee", trial_id=trial_id, grace_s=1.0
+        )
+
+    @property
+    def store(self):
+        return self.cluster.store
+
+    def state(self, name=NAME):
+        found = self.store.find(FRAMEWORKS, "default", name) or {}
+        return (found.get("status") or {}).get("state")
+
+    def is_clean(self):
+        return not any(self.store.list(kind, "default") for kind in (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS))
+
+    async def has_ended(self, count=1):
+        await until(lambda: len(self.ends) >= count, "the end is told", WITHIN_S)
+        return self.ends[-1]
+
+    async def is_running(self, name=NAME):
+        await until(lambda: self.state(name) == "AttemptRunning", "it runs", WITHIN_S)
+
+
+@pytest.fixture
+def site(tmp_path):
+    node = tmp_path / "node"
+    node.mkdir()
+    with KubeCluster(node, {"nas:/nni": tmp_path}) as cluster:
+        cluster.store.create(DEFINITIONS, "", FRAMEWORK)
+        (tmp_path / "kubeconfig").write_text(cluster.api.kubeconfig())
+        yield Site(tmp_path, cluster)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(fc, "_FIRST_AGAIN_S", 0.05)
+
+
+def run(work):
+    asyncio.run(asyncio.wait_for(work, 90))
+
+
+def test_a_job_runs_with_its_token_and_command_and_leaves_nothing_when_it_has_ended(site):
+    expected = "c0ffee true /tmp/mount"
+    site.runs(
+        f'test "$TRIAL_KEEPER_TOKEN $TRIAL_KEEPER_COMMAND {shlex.quote("/tmp/mount")}" = {shlex.quote(expected)} &&'
+        ' [ -d "$TRIAL_KEEPER_MOUNT" ]'
+    )
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            end = await site.has_ended()
+            assert (end.job_id, end.exit_code, end.message) == ("trial1", 0, "")
+            await until(site.is_clean, "nothing is left", WITHIN_S)
+            assert len(site.ends) == 1
+
+    run(work())
+
+
+def test_a_job_that_fails_brings_its_exit_code_and_its_last_words(site):
+    site.runs("echo trial-keeper: cannot find the mount >&2; exit 105")
+    site.cluster.api.misbehave(503, 1, at=("watch", "pods"))  # they are told of later than Frameworks
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            end = await site.has_ended()
+            assert (end.exit_code, end.reason) == (105, ExitReason.KEEPER_LOST)
+            assert end.message == (
+                f"FrameworkController says of {NAME}: ContainerUnrecognizedFailed, code 105; FailedTaskCount 1 has reached "
+                "MinFailedTaskCount 1 in the TaskRole\ntrial-keeper: cannot find the mount"
+            )
+            await until(site.is_clean, "nothing is left", WITHIN_S)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "told"),
+    [
+        (
+            lambda node: node.kill("default", f"{NAME}-worker-0", "OOMKilled"),
+            ExitReason.OUT_OF_MEMORY,
+            "code 137",
+        ),
+        (
+            lambda node: node.evict("default", f"{NAME}-worker-0"),
+            ExitReason.KEEPER_LOST,
+            "Evicted: The node was low on resource: memory.",
+        ),
+    ],
+)
+def test_a_container_that_the_node_ends_is_told_with_the_nodes_reason(site, how, reason, told):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await site.is_running()
+            how(site.cluster.node)
+            end = await site.has_ended()
+            assert end.reason is reason
+            assert told in end.message
+
+    run(work())
+
+
+def test_a_stopped_job_is_asked_to_end_and_told_when_it_is_gone(site):
+    site.runs("trap 'sleep 0.5; exit 9' TERM; sleep 100 & wait")
+
+    async def work():
+        async with site.manager() as service:
+            assert not await service.stop("trial1")
+            await service.submit(site.settings())
+            await site.is_running()
+            (process,) = site.cluster.node.processes("default", f"{NAME}-worker-0")
+            assert await service.stop("trial1")
+            end = await site.has_ended()
+            assert process.poll() == 9, "it had its time, and was waited for"
+            assert (end.exit_code, end.reason) == (None, ExitReason.JOB_LOST)
+            assert end.message == f"Framework {NAME} in namespace default was deleted as we asked"
+            await until(site.is_clean, "nothing is left", WITHIN_S)
+
+    run(work())
+
+
+def test_a_job_that_somebody_deleted_ends_with_that_reason(site):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await site.is_running()
+            site.store.delete(FRAMEWORKS, "default", NAME)
+            end = await site.has_ended()
+            assert end.message.endswith("is gone: somebody has deleted it")
+            assert end.reason is ExitReason.JOB_LOST
+
+    run(work())
+
+
+def test_a_job_deleted_while_the_server_forgets_is_missed_in_the_new_list(site):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await site.is_running()
+            with site.store.changed:
+                site.store.delete(FRAMEWORKS, "default", NAME)
+                site.cluster.api.forget_history()
+            end = await site.has_ended()
+            assert "somebody has deleted it" in end.message
+
+    run(work())
+
+
+def test_a_namespace_that_is_deleted_ends_all_jobs_in_it(site):
+    site.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
+    site.config = KubernetesConfig(
+        "frameworkcontroller", site.config.storage, site.config.roles, namespace="team"
+    )
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings("trial1"))
+            await service.submit(site.settings("trial2"))
+            site.store.delete(NAMESPACES, "", "team")
+            await site.has_ended(2)
+            assert {end.reason for end in site.ends} == {ExitReason.JOB_LOST}
+            await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", WITHIN_S)
+            with pytest.raises(TryAgain, match='namespaces "team" not found'):
+                await service.submit(site.settings("trial3"))
+
+    run(work())
+
+
+def test_a_server_that_is_away_is_a_problem_and_no_end(site):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await site.is_running()
+            site.cluster.api.stop()
+            await until(lambda: service.problem, "the problem is told", WITHIN_S)
+            with pytest.raises(TryAgain, match="does not answer"):
+                await service.submit(site.settings("trial2"))
+            assert await service.stop("trial1")
+            site.cluster.api.start()
+            end = await site.has_ended()
+            assert "was deleted as we asked" in end.message
+            await service.submit(site.settings("trial2"))
+            await until(lambda: not service.problem, "it is over", WITHIN_S)
+
+    run(work())
+
+
+def test_conflicts_and_a_server_that_is_overloaded_cost_no_job(site):
+    site.runs("true")
+    for verb in ("create", "delete"):
+        for how in ("conflict", 429, 503):
+            site.cluster.api.misbehave(how, 1, at=(verb, ""), retry_after=0)
+
+    async def work():
+        async with site.manager() as service:
+            for number in range(6):
+                for _ in range(5):  # the engine does so, with pauses
+                    with contextlib.suppress(TryAgain):
+                        await service.submit(site.settings(f"trial{number}"))
+                        break
+            await site.has_ended(6)
+            assert {end.exit_code for end in site.ends} == {0}
+            await until(site.is_clean, "nothing is left", WITHIN_S)
+
+    run(work())
+
+
+def test_a_submission_that_was_lost_on_its_way_back_is_taken_up(site):
+    async def work():
+        async with site.manager() as service:
+            site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
+            with pytest.raises(TryAgain):
+                await service.submit(site.settings())
+            assert not site.store.list(SECRETS)
+            await service.submit(site.settings())
+            await service.submit(site.settings())
+            assert len(site.store.list(FRAMEWORKS)) == len(site.store.list(SECRETS)) == 1
+            await site.is_running()
+
+    run(work())
+
+
+def test_two_jobs_whose_frameworks_would_have_one_name_do_not_mix(site):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings("trial1"))
+            with pytest.raises(TryAgain, match=f"cannot make Framework {NAME} yet: job trial1 has that name"):
+                await service.submit(site.settings("tRiAl1"))
+            assert await service.stop("trial1")
+            await site.has_ended()
+            await service.submit(site.settings("tRiAl1"))
+
+    run(work())
+
+
+def test_why_a_pod_does_not_start_is_what_people_are_told(site):
+    async def work():
+        async with site.manager() as service:
+            site.cluster.node.missing_images.add("me/train:1")
+            await service.submit(site.settings())
+            await until(lambda: "ImagePullBackOff" in service.problem, "it is told", WITHIN_S)
+            assert service.problem == (
+                f"Kubernetes has not started 1 of 1 jobs; {NAME} waits: ImagePullBackOff: Back-off pulling image "
+                '"me/train:1": not found'
+            )
+            site.cluster.node.missing_images.clear()
+            site.cluster.node.look_again()
+            await site.is_running()
+            await until(lambda: not service.problem, "it is over", WITHIN_S)
+            site.cluster.node.is_full = True
+            await service.submit(site.settings("trial2"))
+            await until(lambda: "Unschedulable: 0/1 nodes are available" in service.problem, "told", WITHIN_S)
+
+    run(work())
+
+
+def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
+    site.runs("case $TRIAL_KEEPER_JOB_ID in trial2) echo no memory; exit 1;; esac; exec sleep 100")
+
+    async def work():
+        async with site.manager() as first:
+            await first.submit(site.settings("trial1"))
+            await site.is_running()
+            first.on_job_ended = lambda ended: None
+            # As a manager that dies: what has completed is not cleared away.
+            site.cluster.api.denied.add(("delete", "frameworks"))
+            await first.submit(site.settings("trial2"))
+            await until(lambda: site.state("nniexpexpttrialtrial2") == "Completed", "one has ended", WITHIN_S)
+        site.cluster.api.denied.clear()
+        async with site.manager() as second:
+            assert [await second.adopt(f"trial{number}") for number in (1, 2, 3)] == [
+                JobPresence.RUNNING,
+                JobPresence.ENDED,
+                JobPresence.UNKNOWN,
+            ]
+            assert "code 1" in second.last_words("trial2")
+            await until(lambda: site.state("nniexpexpttrialtrial2") is None, "it is cleared away", WITHIN_S)
+            assert await second.stop("trial1")
+            end = await site.has_ended()
+            assert end.job_id == "trial1"
+
+    run(work())
+
+
+def test_a_job_that_an_earlier_manager_made_by_half_is_made_anew(site):
+    async def work():
+        async with site.manager() as first:
+            site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
+            with pytest.raises(TryAgain):
+                await first.submit(site.settings())
+        async with site.manager() as second:
+            assert await second.adopt("trial1") is JobPresence.UNKNOWN
+            await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", WITHIN_S)
+            await second.submit(site.settings())
+            await site.is_running()
+
+    run(work())
+
+
+def test_while_the_server_is_away_jobs_of_before_pass_for_running_and_are_looked_at_later(site):
+    async def work():
+        async with site.manager() as first:
+            await first.submit(site.settings())
+            await site.is_running()
+        site.cluster.api.stop()
+        async with site.manager() as second:
+            assert await second.adopt("trial1") is JobPresence.RUNNING
+            assert await second.adopt("trial2") is JobPresence.RUNNING
+            site.cluster.api.start()
+            end = await site.has_ended()
+            assert (end.job_id, end.reason) == ("trial2", ExitReason.JOB_LOST)
+            assert await second.stop("trial1")
+            await site.has_ended(2)
+
+    run(work())
+
+
+def test_calls_do_not_grow_with_the_jobs_that_run(site):
+    site.cluster.node.is_full = True  # they wait, and nobody asks
+
+    async def work():
+        async with site.manager() as service:
+            await asyncio.gather(*(service.submit(site.settings(f"env-{number}")) for number in range(30)))
+            await until(lambda: len(site.store.list(PODS)) == 30, "all are there", WITHIN_S)
+            counted = site.cluster.api.counted()
+            assert counted["create", "frameworks"] == counted["create", "secrets"] == 30
+            del counted["create", "frameworks"], counted["create", "secrets"]
+            assert dict(counted) == dict.fromkeys(
+                ((verb, plural) for verb in ("list", "watch") for plural in ("frameworks", "pods")), 1
+            )
+
+    run(work())
+
+
+def test_what_the_cluster_lacks_is_told_before_anything_is_made(site):
+    kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
+    fc.check_cluster(kubernetes, site.config)
+    site.cluster.api.denied |= {("create", "secrets"), ("watch", "pods")}
+    with pytest.raises(ClusterLacks, match=r"may not watch pods(.|\n)*may not create secrets"):
+        fc.check_cluster(kubernetes, site.config)
+    kubernetes.close()

@@ -1,0 +1,356 @@
+"""Calls to a Kubernetes API server of our own, through the official client: what is retried, what is told, what a watch sees."""
+
+import base64
+import json
+import queue
+import time
+
+import pytest
+from kube_api import TOKEN, KubeCluster
+from kube_definitions import FRAMEWORK
+from kube_store import ACCOUNTS, DEFINITIONS, NAMESPACES, SECRETS
+from real_experiment import wait_until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.training_services.kubernetes import errors
+from nni_manager.training_services.kubernetes import watch as watching
+from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.login import log_in
+from nni_manager.training_services.kubernetes.preflight import Needs, check
+from nni_manager.training_services.kubernetes.resources import CLAIMS, FRAMEWORKS, PODS, Resource
+from nni_manager.training_services.kubernetes.resources import SECRETS as OUR_SECRETS
+from nni_manager.training_services.kubernetes.watch import Gone, Seen, Trouble, Watch
+from nni_manager.training_services.patience import Patience
+
+QUICK = Patience(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
+WITHIN_S = 20.0
+
+
+@pytest.fixture
+def server(tmp_path):
+    with KubeCluster(tmp_path) as cluster:
+        (tmp_path / "kubeconfig").write_text(cluster.api.kubeconfig())
+        yield cluster
+
+
+@pytest.fixture
+def cluster(server, tmp_path):
+    cluster = Kubernetes(tmp_path / "kubeconfig", QUICK)
+    yield cluster
+    cluster.close()
+
+
+def a_secret(name, **labels):
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": {"app": "t"} | labels},
+        "stringData": {"word": "x"},
+    }
+
+
+class Told:
+    """What a watch tells, in order."""
+
+    def __init__(self, cluster, selector="app=t"):
+        self._queue = queue.Queue()
+        self._cluster = cluster
+        self.watch = Watch(cluster, OUR_SECRETS, "default", selector, self._queue.put)
+
+    def __enter__(self):
+        self.watch.start()
+        return self
+
+    def __exit__(self, *failure):
+        self.watch.end()
+        self._cluster.close()
+        self.watch.join()
+
+    def next(self):
+        change = self._queue.get(timeout=WITHIN_S)
+        match change:
+            case Seen(document) | Gone(document):
+                return type(change).__name__, document["metadata"]["name"]
+            case Trouble(message):
+                return "Trouble", message
+        return (type(change).__name__,)
+
+
+# ---- login
+
+
+def test_a_login_is_found_where_kubectl_finds_it(server, tmp_path, monkeypatch):
+    path = tmp_path / "kubeconfig"
+    path.write_text(server.api.kubeconfig(namespace="team"))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert (log_in().namespace, log_in().where) == ("team", str(path))
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".kube").mkdir()
+    path.rename(tmp_path / ".kube" / "config")
+    assert log_in().address == server.api.url
+    (tmp_path / ".kube" / "config").unlink()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(errors.LoginInvalid, match="cannot use the service account of this pod: "):
+        log_in()
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", '{"contexts": []}'])
+def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_way_out(tmp_path, content):
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(errors.LoginInvalid, match=rf"cannot use the kubeconfig file {path}: .*KUBECONFIG"):
+        log_in(path)
+
+
+def test_without_the_extra_it_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
+    with pytest.raises(errors.ClientMissing, match="pip install 'trial-keeper\\[kubernetes\\]'"):
+        log_in()
+
+
+# ---- calls
+
+
+def test_objects_are_made_read_listed_and_deleted(cluster, server):
+    made = cluster.create(OUR_SECRETS, "default", a_secret("a"))
+    assert cluster.get(OUR_SECRETS, "default", "a") == made
+    cluster.create(OUR_SECRETS, "default", a_secret("b", app="other"))
+    found, version = cluster.objects(OUR_SECRETS, "default", "app=t")
+    assert [each["metadata"]["name"] for each in found] == ["a"]
+    assert int(version) >= int(made["metadata"]["resourceVersion"])
+    with pytest.raises(errors.NotThere):
+        cluster.delete(OUR_SECRETS, "default", "c")
+    with pytest.raises(errors.Conflict):
+        cluster.delete(OUR_SECRETS, "default", "a", uid="another")
+    cluster.delete(OUR_SECRETS, "default", "a", uid=made["metadata"]["uid"])
+    with pytest.raises(errors.NotThere):
+        cluster.get(OUR_SECRETS, "default", "a")
+
+
+def test_long_lists_are_read_to_their_end(cluster, server, monkeypatch):
+    monkeypatch.setattr("nni_manager.training_services.kubernetes.api.PAGE_OBJECTS", 2)
+    for number in range(5):
+        server.store.create(SECRETS, "default", a_secret(f"s{number}"))
+    found, _ = cluster.objects(OUR_SECRETS, "default", "app=t")
+    assert len(found) == 5
+    assert server.api.counted()["list", "secrets"] == 3
+
+
+@pytest.mark.parametrize("how", [429, 500, 503, "conflict", "drop"])
+def test_what_is_of_the_moment_is_asked_again_and_not_for_ever(cluster, server, how):
+    server.api.misbehave(how, 2)
+    cluster.create(OUR_SECRETS, "default", a_secret("a"))
+    server.api.misbehave(how, 3)
+    with pytest.raises((errors.ClusterAway, errors.Conflict)):
+        cluster.get(OUR_SECRETS, "default", "a")
+    assert server.api.counted()["get", "secrets"] == 3
+
+
+def test_a_server_that_wants_to_be_left_alone_for_a_while_is(server, tmp_path):
+    patient = Kubernetes(tmp_path / "kubeconfig", Patience(tries=2, first_s=0.001, longest_s=5.0))
+    server.api.misbehave(429, 1, retry_after=1)
+    began_at_s = time.monotonic()
+    patient.version()
+    assert time.monotonic() - began_at_s >= 1
+    patient.close()
+
+
+def test_a_server_that_does_not_listen_is_named_with_its_address(cluster, server):
+    server.api.stop()
+    with pytest.raises(errors.ClusterAway, match=rf"{server.api.url} does not answer \(Connection refused\)"):
+        cluster.version()
+    server.api.start()
+    assert cluster.version().startswith("v1.")
+
+
+@pytest.mark.parametrize(
+    ("document", "kind", "told"),
+    [
+        (a_secret("Bad_Name"), errors.Refused, "RFC 1123"),
+        (a_secret("a"), errors.AlreadyThere, 'secrets "a" already exists'),
+    ],
+)
+def test_what_the_server_refuses_is_told_in_its_words(cluster, server, document, kind, told):
+    server.store.create(SECRETS, "default", a_secret("a"))
+    with pytest.raises(kind, match=told):
+        cluster.create(OUR_SECRETS, "default", document)
+
+
+def test_what_this_login_may_not_do_is_told(cluster, server):
+    server.api.denied.add(("list", "pods"))
+    with pytest.raises(errors.Forbidden, match='cannot list resource "pods"'):
+        cluster.objects(PODS, "default", "")
+
+
+def test_a_login_that_has_expired_is_read_anew(cluster, server, tmp_path):
+    server.api.tokens = {"newer"}
+    with pytest.raises(errors.LoginRefused, match="renew it in your kubeconfig file"):
+        cluster.version()
+    (tmp_path / "kubeconfig").write_text(server.api.kubeconfig("newer"))
+    assert cluster.version().startswith("v1.")
+
+
+def test_no_token_is_shown(cluster, server, caplog):
+    caplog.set_level("DEBUG")
+    server.api.misbehave(500, 3)
+    with pytest.raises(errors.ClusterAway) as failure:
+        cluster.version()
+    for text in (str(failure.value), repr(cluster), repr(cluster._login), caplog.text):
+        assert TOKEN not in text
+
+
+# ---- watches
+
+
+def test_a_watch_tells_what_is_there_and_then_what_changes(cluster, server):
+    server.store.create(SECRETS, "default", a_secret("a"))
+    with Told(cluster) as told:
+        assert [told.next(), told.next()] == [("Seen", "a"), ("Listed",)]
+        server.store.create(SECRETS, "default", a_secret("b"))
+        server.store.create(SECRETS, "default", a_secret("other", app="other"))
+        server.store.delete(SECRETS, "default", "a")
+        assert [told.next(), told.next()] == [("Seen", "b"), ("Gone", "a")]
+    assert server.api.counted()["list", "secrets"] == 1
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_was_and_nothing_is_told_twice(cluster, server):
+    with Told(cluster) as told:
+        assert told.next() == ("Listed",)
+        for number in range(3):
+            server.api.drop_watches()
+            server.store.create(SECRETS, "default", a_secret(f"s{number}"))
+            seen = [told.next()]
+            while seen[-1] != ("Seen", f"s{number}"):
+                seen.append(told.next())
+            assert {each[0] for each in seen[:-1]} <= {"Trouble"}
+    assert server.api.counted()["list", "secrets"] == 1
+
+
+def test_after_410_all_is_listed_again_and_what_was_removed_meanwhile_is_told(cluster, server):
+    server.store.create(SECRETS, "default", a_secret("a"))
+    server.store.create(SECRETS, "default", a_secret("b"))
+    with Told(cluster) as told:
+        assert [told.next() for _ in range(3)] == [("Seen", "a"), ("Seen", "b"), ("Listed",)]
+        with server.store.changed:  # nobody hears of the one before the other
+            server.store.delete(SECRETS, "default", "a")
+            server.store.create(SECRETS, "default", a_secret("c"))
+            server.api.forget_history()
+        assert [told.next() for _ in range(3)] == [("Gone", "a"), ("Seen", "c"), ("Listed",)]
+        server.store.delete(SECRETS, "default", "b")
+        assert told.next() == ("Gone", "b")
+
+
+def test_a_server_that_is_away_is_told_once_and_so_is_its_return(cluster, server):
+    with Told(cluster) as told:
+        assert told.next() == ("Listed",)
+        server.api.stop()
+        kind, message = told.next()
+        assert kind == "Trouble"
+        assert "secrets in namespace default" in message
+        server.store.create(SECRETS, "default", a_secret("a"))
+        server.api.start()
+        seen = [told.next()]
+        while seen[-1] != ("Seen", "a"):
+            seen.append(told.next())
+        assert ("Trouble", "") in seen
+    assert server.api.counted()["list", "secrets"] == 1
+
+
+def test_a_watch_that_ends_by_itself_goes_on_from_its_bookmark(cluster, server, monkeypatch):
+    monkeypatch.setattr("nni_manager.training_services.kubernetes.api.WATCH_S", 1)
+
+    def watches(more):
+        wanted = server.api.counted()["watch", "secrets"] + more
+        wait_until(
+            lambda: server.api.counted()["watch", "secrets"] >= wanted, "it is watched again", WITHIN_S
+        )
+
+    with Told(cluster) as told:
+        assert told.next() == ("Listed",)
+        # Of another kind: only a bookmark brings the watch past it, and beyond what the server forgets.
+        server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
+        watches(2)
+        server.store.oldest = server.store.version
+        watches(1)
+        server.store.create(SECRETS, "default", a_secret("a"))
+        assert told.next() == ("Seen", "a")
+    assert server.api.counted()["list", "secrets"] == 1
+
+
+def test_a_watch_goes_on_with_a_login_that_was_renewed(cluster, server, tmp_path):
+    with Told(cluster) as told:
+        assert told.next() == ("Listed",)
+        server.api.tokens = {"newer"}
+        server.api.drop_watches()
+        kind, message = told.next()
+        while "does not accept the login; renew it in your kubeconfig file" not in message:
+            kind, message = told.next()
+        assert kind == "Trouble"
+        (tmp_path / "kubeconfig").write_text(server.api.kubeconfig("newer"))
+        assert told.next() == ("Trouble", "")
+        server.store.create(SECRETS, "default", a_secret("a"))
+        assert told.next() == ("Seen", "a")
+
+
+def test_a_server_that_ends_watches_at_once_is_not_hurried(cluster, server, monkeypatch):
+    monkeypatch.setattr(watching, "_FIRST_PAUSE_S", 0.5)
+    server.api.misbehave(500, 100, at=("watch", "secrets"))
+    with Told(cluster) as told:
+        assert told.next() == ("Listed",)
+        assert told.next()[0] == "Trouble"
+        with server.store.changed:
+            server.store.changed.wait(1.0)
+        assert server.api.counted()["watch", "secrets"] <= 4
+
+
+# ---- preflight
+
+
+def needs(**changed):
+    rights = (("create", FRAMEWORKS), ("watch", PODS))
+    return Needs(**({"namespace": "default", "jobs": FRAMEWORKS, "rights": rights} | changed))
+
+
+def test_a_cluster_that_has_all_passes(cluster, server):
+    server.store.create(DEFINITIONS, "", FRAMEWORK)
+    server.store.create(ACCOUNTS, "default", {"metadata": {"name": "fc"}})
+    check(cluster, needs(service_account="fc"))
+
+
+def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
+    server.api.denied |= {("create", "frameworks"), ("watch", "pods")}
+    with pytest.raises(errors.ClusterLacks) as failure:
+        check(cluster, needs(service_account="fc", claims=("data",)))
+    for words in (
+        "it has no frameworks.frameworkcontroller.microsoft.com; install FrameworkController there",
+        "this login may not create frameworks in namespace default",
+        "this login may not watch pods in namespace default",
+        "there is no ServiceAccount fc in namespace default",
+        "there is no PersistentVolumeClaim data in namespace default",
+    ):
+        assert words in str(failure.value)
+
+
+def test_another_version_of_an_operator_is_told_with_those_that_are_served(cluster, server):
+    server.store.create(DEFINITIONS, "", FRAMEWORK)
+    newer = Resource(FRAMEWORKS.group, "v2", FRAMEWORKS.plural, FRAMEWORKS.kind, FRAMEWORKS.operator)
+    with pytest.raises(errors.ClusterLacks, match=r"/v2 \(served: v1\); install FrameworkController for v2"):
+        check(cluster, needs(jobs=newer))
+
+
+def test_a_namespace_that_is_not_there_is_told_and_one_that_may_not_be_read_passes(cluster, server):
+    server.store.create(DEFINITIONS, "", FRAMEWORK)
+    with pytest.raises(errors.ClusterLacks, match="there is no namespace team; correct it"):
+        check(cluster, needs(namespace="team"))
+    server.api.denied.add(("get", "namespaces"))
+    check(cluster, needs())
+
+
+def test_the_kubeconfig_of_the_server_is_as_others_write_it(server):
+    config = json.loads(server.api.kubeconfig())
+    authority = config["clusters"][0]["cluster"]["certificate-authority-data"]
+    assert base64.b64decode(authority).startswith(b"-----BEGIN CERTIFICATE-----")
+    assert CLAIMS.path("a", "b") == "/api/v1/namespaces/a/persistentvolumeclaims/b"

@@ -1,0 +1,182 @@
+"""nnictl update, trial retry and experiment import, against a manager's HTTP API in this process."""
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+
+import pytest
+from real_experiment import wait_until
+from void_service import Void, an_engine, start
+
+from nni_manager.cli import main
+from nni_manager.engine import engine as engine_module
+from nni_manager.serving import HttpServer, listen
+from nni_manager.store.folders import ManagerProcess, Registry
+from nni_manager.training_services.base import JobEnded
+from nni_manager.web.api import Api
+from trial_keeper import __version__
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Manager:
+    """An engine over a training service that runs nothing, and its HTTP API, in a thread."""
+
+    def __init__(self, experiment):
+        self.experiment = experiment
+        self._listener = listen("127.0.0.1", 0, "")
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        assert self._ready.wait(60)
+        experiment.folder.write_process(
+            ManagerProcess(os.getpid(), "127.0.0.1", self._listener.getsockname()[1], __version__, "token")
+        )
+
+    async def _run(self):
+        self._loop, self._must_end = asyncio.get_running_loop(), asyncio.Event()
+        self.engine, self.service = an_engine(self.experiment, kind=Void)
+        await start(self.engine)
+        port = self._listener.getsockname()[1]
+        web = HttpServer(Api(self.engine, "127.0.0.1", port, "token", lambda: None).app())
+        serving = self._loop.create_task(web.serve(sockets=[self._listener]))
+        self._ready.set()
+        await self._must_end.wait()
+        web.should_exit = True
+        await serving
+        await self.engine.close()
+
+    def lose_every_job(self):
+        jobs = [JobEnded(job_id, None, "gone") for job_id in self.engine.experiment.jobs.live]
+        for ended in jobs:
+            self._loop.call_soon_threadsafe(self.service.on_job_ended, ended)
+
+    @property
+    def limits(self):
+        return self.engine.experiment.limits
+
+    @property
+    def states(self):
+        return [trial.state.value for trial in list(self.engine.experiment.trials.values())]
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._must_end.set)
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(engine_module, "_LAST_KEEPERS_S", 0.01)
+
+
+@pytest.fixture
+def nnictl(capsys):
+    def run(*arguments):
+        capsys.readouterr()
+        code = main.run([str(each) for each in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def manager(a_real_experiment):
+    experiment = a_real_experiment("pass\n", trialConcurrency=1, maxTrialNum=1)
+    Registry.of_user().add(experiment.folder)
+    with experiment.folder.owned(), contextlib.closing(Manager(experiment)) as manager:
+        wait_until(lambda: manager.states == ["WAITING"], "the first trial is made")
+        yield manager
+
+
+def test_every_limit_can_be_updated(manager, nnictl):
+    for name, value, field, expected in (
+        ("concurrency", 3, "concurrency", 3),
+        ("trialnum", 7, "max_trials", 7),
+        ("duration", "90m", "max_duration_s", 5400.0),
+        ("trialduration", "45s", "max_trial_duration_s", 45.0),
+    ):
+        code, out, err = nnictl("update", name, "TEST", "--value", value)
+        assert (code, err) == (0, "")
+        assert out.startswith("INFO: Update ")
+        assert out.endswith(" success!\n")
+        assert getattr(manager.limits, field) == expected
+    assert nnictl("update", "trialnum", "-v", 8)[0] == 0, "the only one that runs is meant"
+    assert manager.limits.max_trials == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("update", "trialnum", "-v", "0"), "cannot use maxTrialNum: 0 is not what it must be"),
+        (("update", "duration", "-v", "soon"), 'cannot use maxExecDuration: "soon"'),
+        (("update", "concurrency", "-v", "two"), "cannot read this command line"),
+        (("update", "concurrency"), "cannot do without --value"),
+        (("update", "searchspace", "-f", "nothing.json"), "cannot read nothing.json: there is no such file"),
+        (("trial", "retry", "-T", "nope"), "cannot find trial 'nope'"),
+    ],
+)
+def test_what_cannot_be_changed_is_told_in_one_line(manager, nnictl, arguments, says):
+    before = manager.limits
+    code, out, err = nnictl(*arguments)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert says in err
+    assert manager.limits == before
+
+
+def test_a_search_space_is_updated_from_its_file_or_refused_with_each_line(manager, nnictl, tmp_path):
+    space = tmp_path / "space.json"
+    space.write_text(
+        '{"x": {"_type": "unifrm", "_value": [0, 1]},\n "y": {"_type": "uniform", "_value": [1, 0]}}'
+    )
+    code, _, err = nnictl("update", "searchspace", "--filename", space)
+    assert (code, [f"space.json:{line}: cannot " in err for line in (1, 2)]) == (1, [True, True])
+    raw = {"x": {"_type": "uniform", "_value": [0, 2]}}
+    space.write_text(json.dumps(raw))
+    assert nnictl("update", "searchspace", "-f", space)[1] == "INFO: Update searchSpace success!\n"
+    assert manager.engine.config.search_space_raw == raw
+    in_yaml = tmp_path / "space.yml"
+    in_yaml.write_text("x: {_type: choice, _value: [1, 2]}")
+    assert nnictl("update", "searchspace", "-f", in_yaml)[0] == 0
+    assert manager.engine.config.search_space_revision == 2
+
+
+def test_a_trial_that_failed_is_retried(manager, nnictl):
+    (trial,) = manager.engine.experiment.trials.values()
+    code, _, err = nnictl("trial", "retry", "-T", trial.trial_id[:3])
+    assert (code, "it is WAITING" in err) == (1, True)
+    manager.lose_every_job()
+    wait_until(lambda: manager.states == ["FAILED"], "the trial has failed")
+    code, out, err = nnictl("trial", "retry", "-T", trial.trial_id[:3])
+    assert (code, err) == (0, "")
+    assert f"has the parameters of trial {trial.trial_id}" in out
+    assert manager.states == ["FAILED", "WAITING"]
+
+
+def test_results_are_imported_all_or_none_and_who_cannot_use_them_says_so(manager, nnictl, tmp_path):
+    results = tmp_path / "results.json"
+    results.write_text('[{"parameter": {"x": 0.5}, "value": 1},\n {"parameter": {"x": 5}, "value": "?"}]')
+    code, _, err = nnictl("experiment", "import", "--filename", results)
+    assert (code, err.count("results.json:2: cannot use [1].")) == (1, 2)
+    assert manager.engine.reader.imported() == []
+    results.write_text('[{"parameter": {"x": 0.5}, "value": 1}]')
+    code, out, err = nnictl("experiment", "import", "-f", results)
+    assert (code, out) == (0, "INFO: Imported 1 results into experiment TESTEXPT\n")
+    assert "the tuner Random makes use of 0 of them" in err
+    assert len(manager.engine.reader.imported()) == 1
+
+
+def test_what_does_not_run_is_not_changed_and_the_way_out_is_named(a_real_experiment, nnictl):
+    experiment = a_real_experiment("pass\n")
+    Registry.of_user().add(experiment.folder)
+    for arguments in (
+        ("update", "trialnum", "TESTEXPT", "-v", "9"),
+        ("experiment", "import", "TESTEXPT", "-f", experiment.config_file),
+        ("trial", "retry", "TESTEXPT", "-T", "aB3dE"),
+    ):
+        code, out, err = nnictl(*arguments)
+        assert (code, out) == (1, "")
+        assert "it does not run; `nnictl resume TESTEXPT` goes on with it" in err

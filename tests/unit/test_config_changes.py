@@ -1,0 +1,175 @@
+"""What may be changed while an experiment runs, and what may be imported; pure."""
+
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_experiment import RealExperiment
+
+from nni_manager.config.changes import LIMITS, ChangeInvalid, changed
+from nni_manager.config.known_results import KnownResult, read_results, results_of
+from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid
+from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.search_space import parse_search_space
+
+SPACE = parse_search_space(
+    {"lr": {"_type": "uniform", "_value": [0, 1]}, "net": {"_type": "choice", "_value": ["a", "b"]}}
+)
+PARAMETERS = {"lr": 0.5, "net": "a"}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentConfig:
+    return RealExperiment(tmp_path_factory.mktemp("changes"), "pass\n").config
+
+
+@pytest.mark.parametrize(
+    ("update_type", "params", "field", "value"),
+    [
+        ("TRIAL_CONCURRENCY", {"trialConcurrency": 7}, "trial_concurrency", 7),
+        ("MAX_TRIAL_NUM", {"maxTrialNum": 12}, "max_trial_number", 12),
+        ("MAX_TRIAL_NUM", {"maxTrialNumber": 12}, "max_trial_number", 12),
+        ("MAX_TRIAL_NUM", {"maxTrialNum": None}, "max_trial_number", None),
+        ("MAX_EXEC_DURATION", {"maxExecDuration": "90m"}, "max_exec_duration_s", 5400.0),
+        ("MAX_EXEC_DURATION", {"maxExecDuration": 90}, "max_exec_duration_s", 90.0),
+        ("MAX_EXEC_DURATION", {"maxExperimentDuration": "2h"}, "max_exec_duration_s", 7200.0),
+        ("MAX_TRIAL_DURATION", {"maxTrialDuration": "30s"}, "max_trial_duration_s", 30.0),
+    ],
+)
+def test_a_limit_is_changed_under_each_of_its_names_and_nothing_else(
+    config: ExperimentConfig, update_type: str, params: dict[str, Any], field: str, value: Any
+) -> None:
+    after = changed(config, update_type, {"searchSpace": "not looked at", **params})
+    assert after == replace(config, **{field: value})
+    assert ExperimentConfig.from_json(after.to_json()) == after
+
+
+@pytest.mark.parametrize("update_type", sorted(LIMITS))
+@settings(max_examples=40)
+@given(value=st.one_of(st.text(), st.booleans(), st.integers(), st.floats(), st.lists(st.integers())))
+def test_any_other_value_of_a_limit_is_refused_and_a_right_one_can_be_stored(
+    config: ExperimentConfig, update_type: str, value: Any
+) -> None:
+    name = LIMITS[update_type].names[0]
+    with contextlib.suppress(ChangeInvalid):
+        after = changed(config, update_type, {name: value})
+        assert not isinstance(value, bool | list)
+        assert ExperimentConfig.from_json(after.to_json()) == after
+
+
+@pytest.mark.parametrize(
+    ("update_type", "params", "words"),
+    [
+        ("MAX_TRIALS", {}, "MAX_TRIAL_NUM"),
+        ("", {}, "use one of"),
+        ("MAX_TRIAL_NUM", {"maxTrialnum": 1}, "params has none"),
+        ("TRIAL_CONCURRENCY", {"trialConcurrency": None}, "from 1 to 99999"),
+        ("SEARCH_SPACE", {"searchSpace": "{"}, "is no JSON"),
+    ],
+)
+def test_what_names_no_change_is_refused_with_the_way_out(
+    config: ExperimentConfig, update_type: str, params: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ChangeInvalid, match=words):
+        changed(config, update_type, params)
+
+
+def test_another_search_space_is_counted_and_the_same_one_changes_nothing(config: ExperimentConfig) -> None:
+    raw = {"y": {"_type": "randint", "_value": [0, 3]}}
+    after = changed(config, "SEARCH_SPACE", {"searchSpace": json.dumps(raw)})
+    assert (after.search_space_raw, after.search_space_revision) == (raw, 1)
+    assert after.search_space == parse_search_space(raw)
+    assert changed(after, "SEARCH_SPACE", {"searchSpace": raw}) is after
+    assert ExperimentConfig.from_json(after.to_json()) == after
+
+
+def test_all_mistakes_of_a_search_space_are_told_and_what_its_tuner_cannot_search(
+    config: ExperimentConfig,
+) -> None:
+    wrong = {"y": {"_type": "unifrm", "_value": [0, 3]}, "z": {"_type": "uniform", "_value": [3, 0]}}
+    with pytest.raises(ConfigInvalid) as caught:
+        changed(config, "SEARCH_SPACE", {"searchSpace": wrong})
+    assert len(caught.value.mistakes) == 2
+    on_a_grid = replace(config, tuner=replace(config.tuner, name="GridSearch"))
+    with pytest.raises(ConfigInvalid, match="GridSearch tries every value"):
+        changed(on_a_grid, "SEARCH_SPACE", {"searchSpace": {"y": {"_type": "uniform", "_value": [0, 3]}}})
+
+
+# ---- results from elsewhere
+
+
+@pytest.mark.parametrize("value", [0.25, {"default": 0.25, "loss": 3}, "0.25", '{"default": 0.25}'])
+def test_a_result_is_a_number_or_has_one_as_an_export_writes_it(value: Any) -> None:
+    entry = {"parameter": PARAMETERS, "value": value, "trialJobId": "aB3dE"}
+    assert results_of([entry], SPACE, "TPE") == [
+        KnownResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
+    ]
+
+
+def test_every_mistake_of_a_file_is_told_with_its_place() -> None:
+    raw = [
+        {"parameter": PARAMETERS, "value": 1},
+        {"parameter": {"lr": 7, "nett": "a"}, "value": "good"},
+        {"parameter": [1], "value": None, "parmeter": {}},
+        "no result",
+        {},
+    ]
+    results, problems = read_results(raw, SPACE, "TPE")
+    assert results == [KnownResult(PARAMETERS, 1.0, "1")]
+    places = [place for place, _ in problems]
+    assert places == [
+        (1, "value"), (1, "parameter"), (1, "parameter"), (1, "parameter"), (2, "parmeter"), (2, "value"), (2, "parameter"), (3,),
+        (4,), (4,),
+    ]  # fmt: skip
+    assert all(message.startswith("cannot ") for _, message in problems)
+    with pytest.raises(ConfigInvalid) as caught:
+        results_of(raw, SPACE, "TPE")
+    assert len(caught.value.mistakes) == len(problems)
+
+
+@pytest.mark.parametrize(
+    ("tuner", "raw", "parameters"),
+    [
+        ("BatchTuner", {"combine_params": {"_type": "choice", "_value": [{"lr": 1}, {"lr": 2}]}}, {"lr": 2}),
+        ("Hyperband", {"lr": {"_type": "choice", "_value": [1, 2]}}, {"lr": 2, "TRIAL_BUDGET": 3}),
+    ],
+)
+def test_parameters_are_those_that_the_tuners_trials_get(
+    tuner: str, raw: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    space = parse_search_space(raw)
+    entries = [{"parameter": parameters, "value": 1}, {"parameter": {"lr": 3}, "value": 1}]
+    results, problems = read_results(entries, space, tuner)
+    assert [result.parameters for result in results] == [parameters]
+    assert [place for place, _ in problems] == [(1, "parameter")]
+
+
+@pytest.mark.parametrize("raw", [None, {}, [], "[]", 3, {"parameter": PARAMETERS, "value": 1}])
+def test_what_is_no_list_of_results_is_refused(raw: Any) -> None:
+    assert [place for place, _ in read_results(raw, SPACE, "TPE")[1]] == [()]
+
+
+def test_of_very_many_mistakes_the_first_are_told() -> None:
+    assert len(read_results([{}] * 10_000, SPACE, "TPE")[1]) == MOST_MISTAKES
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["parameter", "value", "lr", "net", "default"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60)
+@given(raw=json_values)
+def test_whatever_is_sent_is_read_or_refused(raw: Any) -> None:
+    results, problems = read_results(raw, SPACE, "TPE")
+    assert problems or results
+    assert all(0 <= result.parameters["lr"] <= 1 for result in results)

@@ -1,0 +1,141 @@
+"""A job as a Framework: what is written down, and that Kubernetes understands it."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from kube_definitions import FRAMEWORK
+from kube_kubelet import expanded
+
+from nni_manager.config.model import ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.domain.completion import TaskRole
+from nni_manager.training_services.frameworkcontroller.render import (
+    as_in_containers,
+    completion_of,
+    framework_name,
+    render_framework,
+    render_run_script,
+    render_secrets,
+    selector_of,
+)
+from trial_keeper.settings import KeeperSettings
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "frameworkcontroller"
+SETTINGS = as_in_containers(KeeperSettings("EXPTexpt", "tRiAl", "/data/EXPTexpt", "c0ffee", trial_id="tRiAl"))
+WORKER = RoleConfig("worker", 1, "python3 train.py --lr $LR", "me/train:1", 0, 1, 8192, None, None, 1, 1)
+ONE = KubernetesConfig("frameworkcontroller", NfsStorage("10.0.0.1", "/var/nfs"), (WORKER,))
+LOGIN = Path("/home/ada/.docker/config.json")
+TEAM = replace(
+    ONE,
+    storage=ClaimStorage(Path("/data"), "nni"),
+    roles=(
+        replace(WORKER, name="ps", gpu=0, min_succeeded=-1, registry_login=LOGIN),
+        replace(WORKER, tasks=2, gpu=2, cpu=4, shm_mb=512, registry_login=LOGIN, min_succeeded=2),
+    ),
+    service_account="frameworkbarrier",
+)
+REUSED = replace(SETTINGS, job_id="env-3", trial_id=None)
+CASES = {"one": (ONE, SETTINGS), "team": (TEAM, SETTINGS), "reused": (ONE, REUSED)}
+
+
+def rendered(name):
+    config, settings = CASES[name]
+    framework = render_framework(config, "team-a", settings)
+    made = framework | {"metadata": framework["metadata"] | {"uid": "u-1"}}
+    secrets = render_secrets(config, made, settings.token, {LOGIN: '{"auths": {}}'})
+    return {"framework": framework, "secrets": secrets}
+
+
+def pods(framework):
+    return [role["task"]["pod"] for role in framework["spec"]["taskRoles"]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_is_written_down_as_before(name):
+    golden = GOLDEN / f"{name}.json"
+    text = json.dumps(rendered(name), indent=1) + "\n"
+    if os.environ.get("WRITE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kubernetes_and_frameworkcontroller_know_every_field(name):
+    client = pytest.importorskip("kubernetes.client")
+    made = rendered(name)
+    schema = FRAMEWORK["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    Draft202012Validator(schema).validate(made["framework"])
+    read_and_written = client.ApiClient().sanitize_for_serialization
+    for pod in pods(made["framework"]):
+        assert read_and_written(client.V1PodSpec.from_dict(pod["spec"])) == pod["spec"]
+        assert read_and_written(client.V1ObjectMeta.from_dict(pod["metadata"])) == pod["metadata"]
+    for secret in made["secrets"]:
+        assert read_and_written(client.V1Secret.from_dict(secret)) == secret
+
+
+def test_names_and_labels_are_those_of_nni():
+    assert framework_name("xBAaCvDo", "GmSvO") == "nniexpxbaacvdotrialgmsvo"
+    assert framework_name("xBAaCvDo", "env-12") == "nniexpxbaacvdoenv12"
+    labels = rendered("one")["framework"]["metadata"]["labels"]
+    assert labels == {"app": "nni-kubernetes-trial", "expId": "EXPTexpt", "trialId": "tRiAl"}
+    assert selector_of("EXPTexpt") == "app=nni-kubernetes-trial,expId=EXPTexpt"
+
+
+def test_a_token_is_in_a_secret_that_the_framework_owns_and_nowhere_else():
+    made = rendered("one")
+    assert "c0ffee" not in json.dumps(made["framework"])
+    (secret,) = made["secrets"]
+    assert secret["stringData"] == {"token": "c0ffee"}
+    (owner,) = secret["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Framework", "nniexpexptexpttrialtrial", "u-1")
+
+
+def test_a_registry_login_that_two_roles_share_is_one_secret():
+    made = rendered("team")
+    assert [secret["type"] for secret in made["secrets"]] == ["Opaque", "kubernetes.io/dockerconfigjson"]
+    names = {pod["spec"]["imagePullSecrets"][0]["name"] for pod in pods(made["framework"])}
+    assert names == {made["secrets"][1]["metadata"]["name"]}
+
+
+def test_only_tasks_that_have_others_wait_for_them():
+    (alone,) = pods(rendered("one")["framework"])
+    assert "initContainers" not in alone["spec"]
+    for pod in pods(rendered("team")["framework"]):
+        (barrier,) = pod["spec"]["initContainers"]
+        assert barrier["image"] == "frameworkcontroller/frameworkbarrier"
+        assert ". /mnt/frameworkbarrier/injector.sh" in pod["spec"]["containers"][0]["command"][2]
+
+
+def test_a_keeper_has_time_to_stop_its_trial_and_to_tell_of_it():
+    (pod,) = pods(rendered("one")["framework"])
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= SETTINGS.grace_s + 10
+
+
+def test_policies_are_those_of_the_roles_and_one_that_is_not_told_is_none():
+    assert completion_of(TEAM.roles).roles == (TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2))
+    assert completion_of((replace(WORKER, min_failed=None),)).roles[0].min_failed_tasks == -1
+
+
+@example("echo $$ $(TRIAL_KEEPER_JOB_ID) $$(date) $HOME")
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1))
+def test_a_command_reaches_the_keeper_as_it_was_written(command):
+    config = replace(ONE, roles=(replace(WORKER, command=command),))
+    (pod,) = pods(render_framework(config, "default", SETTINGS))
+    known = {}
+    for entry in pod["spec"]["containers"][0]["env"]:
+        if "value" in entry:
+            known[entry["name"]] = expanded(entry["value"], known)
+    known["TRIAL_KEEPER_TOKEN"] = SETTINGS.token
+    assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command)
+
+
+def test_run_sh_becomes_the_keeper():
+    script = render_run_script()
+    assert script.endswith('\nexec "${keeper[@]}"\n')
+    assert "trap" not in script

@@ -1,0 +1,150 @@
+"""What FrameworkController and Kubernetes say, in our words."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.frameworkcontroller.states import FrameworkState, verdict_of
+from nni_manager.training_services.kubernetes.pods import is_over, last_words, why_it_waits
+from trial_keeper.wire.reasons import ExitReason
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes" / "framework_that_fails.json"
+FAILED = {
+    "metadata": {"name": "fw"},
+    "status": {
+        "state": "Completed",
+        "attemptStatus": {
+            "completionStatus": {
+                "code": 3,
+                "phrase": "ContainerUnrecognizedFailed",
+                "diagnostics": "Pod failed",
+                "type": {"name": "Failed", "attributes": []},
+                "trigger": {"message": "enough have failed", "taskRoleName": "worker", "taskIndex": 1},
+            },
+            "taskRoleStatuses": [
+                {
+                    "name": "worker",
+                    "taskStatuses": [
+                        {"index": 0, "attemptStatus": {"podName": "fw-worker-0"}},
+                        {
+                            "index": 1,
+                            "attemptStatus": {
+                                "podName": "fw-worker-1",
+                                "completionStatus": {
+                                    "pod": {
+                                        "containers": [{"name": "framework", "code": 3, "reason": "Error"}]
+                                    }
+                                },
+                            },
+                        },
+                    ],
+                }
+            ],
+        },
+    },
+}
+
+
+def changed(code=3, reason="Error", **pod):
+    made = copy.deepcopy(FAILED)
+    attempt = made["status"]["attemptStatus"]
+    attempt["completionStatus"]["code"] = code
+    told = attempt["taskRoleStatuses"][0]["taskStatuses"][1]["attemptStatus"]["completionStatus"]["pod"]
+    told["containers"][0] |= {"code": code, "reason": reason}
+    told |= pod
+    return made
+
+
+def test_every_recorded_state_is_known_and_only_the_last_is_an_end():
+    told = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
+    states = [FrameworkState.of({"status": {"state": word}}) for word in told]
+    assert FrameworkState.UNKNOWN not in states
+    ends = [state.presence is JobPresence.ENDED for state in states]
+    assert ends.index(True) == told.index("Completed")
+    assert FrameworkState.of({}).presence is JobPresence.RUNNING
+    assert FrameworkState.of({"status": {"state": "New"}}) is FrameworkState.UNKNOWN
+
+
+def test_a_framework_that_succeeded_has_nothing_to_say():
+    made = copy.deepcopy(FAILED)
+    made["status"]["attemptStatus"]["completionStatus"] = {"code": 0, "type": {"name": "Succeeded"}}
+    verdict = verdict_of(made)
+    assert (verdict.exit_code, verdict.message) == (0, "")
+
+
+def test_a_failure_is_that_of_the_task_that_decided_it():
+    verdict = verdict_of(FAILED)
+    assert (verdict.exit_code, verdict.pod, verdict.reason) == (3, "fw-worker-1", ExitReason.KEEPER_LOST)
+    assert verdict.message == (
+        "FrameworkController says of fw: ContainerUnrecognizedFailed, code 3; enough have failed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "reason", "exit_code"),
+    [
+        (changed(137, "OOMKilled"), ExitReason.OUT_OF_MEMORY, 137),
+        (changed(-101, containers=[]), ExitReason.JOB_LOST, None),
+        (changed(-210, containers=[]), ExitReason.JOB_LOST, None),
+        (changed(-1, containers=[], reason="Evicted"), ExitReason.KEEPER_LOST, None),
+    ],
+)
+def test_what_took_a_task_away_is_its_reason(framework, reason, exit_code):
+    verdict = verdict_of(framework)
+    assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
+
+
+def test_an_end_of_which_nothing_is_said_is_told_all_the_same():
+    verdict = verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}})
+    assert (verdict.exit_code, verdict.pod) == (None, None)
+    assert "FrameworkController says of fw: failed" in verdict.message
+
+
+def pending(**status):
+    return {"status": {"phase": "Pending", **status}}
+
+
+def waiting(reason, message=""):
+    return [{"state": {"waiting": {"reason": reason, "message": message}}}]
+
+
+@pytest.mark.parametrize(
+    ("pod", "why"),
+    [
+        (pending(), ""),
+        (pending(containerStatuses=waiting("ContainerCreating")), ""),
+        (
+            pending(containerStatuses=waiting("ImagePullBackOff", "Back-off pulling image")),
+            "ImagePullBackOff: Back-off pulling image",
+        ),
+        (
+            pending(
+                conditions=[
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1"}
+                ]
+            ),
+            "Unschedulable: 0/1",
+        ),
+        (pending(initContainerStatuses=waiting("ErrImagePull")), "ErrImagePull"),
+        ({"status": {"phase": "Running", "containerStatuses": waiting("CrashLoopBackOff")}}, ""),
+    ],
+)
+def test_a_pod_that_waits_says_why(pod, why):
+    assert why_it_waits(pod) == why
+
+
+def test_a_pod_that_failed_says_what_it_wrote_last():
+    ended = {"state": {"terminated": {"exitCode": 1, "message": "Traceback\n"}}}
+    evicted = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "low on memory",
+        "containerStatuses": [ended],
+    }
+    assert last_words({"status": evicted}) == "Evicted: low on memory\nTraceback"
+    assert last_words({"status": {"phase": "Running"}}) == last_words({}) == ""
+    assert is_over({"status": evicted})
+    assert not is_over({})

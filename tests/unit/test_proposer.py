@@ -1,0 +1,110 @@
+"""What a tuner hears of the trials of those before it."""
+
+from dataclasses import replace
+
+import pytest
+from real_experiment import RealExperiment
+
+from nni_manager.config.known_results import KnownResult
+from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
+from nni_manager.tuner.proposer import Proposer
+
+
+class Listener(Tuner):
+    """Proposes its own number, and remembers what it hears."""
+
+    def __init__(self, config):
+        self.revision = config.search_space_revision
+        self.told, self.known, self.restored = [], [], []
+        self.is_closed = False
+        self.answers = []
+
+    def ask(self, trial_key):
+        return self.answers.pop() if self.answers else Suggestion({"x": trial_key}, {"own": self.revision})
+
+    def tell(self, trial_key, value):
+        self.told.append((trial_key, value))
+
+    def import_results(self, results):
+        self.known += [(result.parameters["x"], result.value, result.metric) for result in results]
+        return len(results)
+
+    def restore(self, trials):
+        self.restored = list(trials)
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return RealExperiment(tmp_path_factory.mktemp("proposer"), "pass\n").config
+
+
+@pytest.fixture
+def tuners(config):
+    """A proposer, and the tuners it has made so far."""
+    made = []
+
+    def make(config):
+        made.append(Listener(config))
+        return made[-1]
+
+    return Proposer(config, make), made
+
+
+def result(value):
+    return TrialResult(
+        "aB3dE", value, None if value is None else f'{{"default": {value}}}', value is not None
+    )
+
+
+def test_without_a_change_the_tuner_hears_all_and_its_memos_are_its_own(tuners):
+    proposer, (tuner,) = tuners
+    assert proposer.ask(0) == Suggestion({"x": 0}, {"own": 0})
+    proposer.hear(0, result(0.5))
+    assert (tuner.told, tuner.known) == ([(0, 0.5)], [])
+
+
+@pytest.mark.parametrize("answer", [None, Later.LATER])
+def test_an_answer_without_parameters_is_passed_on(tuners, answer):
+    proposer, (tuner,) = tuners
+    tuner.answers = [answer]
+    assert proposer.ask(0) is answer
+
+
+def test_after_a_change_the_next_tuner_learns_of_each_trial_once_whenever_it_ends(tuners, config):
+    proposer, made = tuners
+    for key in range(4):
+        proposer.ask(key)
+    proposer.hear(0, result(0.0))
+    # Trials 0 and 1 are over; of 1 it has still to hear.
+    known = [KnownResult({"x": 0}, 0.0, "0.0"), KnownResult({"x": 1}, 0.1, "0.1")]
+    proposer.change_space(replace(config, search_space_revision=1), known, over={0, 1})
+    first, second = made
+    assert first.is_closed
+    for key in (1, 2):
+        proposer.hear(key, result(key / 10))
+    proposer.hear(3, result(None))
+    assert second.known == [(0, 0.0, "0.0"), (1, 0.1, "0.1"), (2, 0.2, '{"default": 0.2}')]
+    assert second.told == []
+    assert proposer.ask(4).memo == {"own": 1, "search space revision": 1}
+    proposer.hear(4, result(0.4))
+    assert second.told == [(4, 0.4)]
+    proposer.close()
+    assert second.is_closed
+
+
+def test_the_next_managers_tuner_gets_its_own_trials_back_and_the_rest_as_known(config):
+    now = replace(config, search_space_revision=1)
+    proposer = Proposer(now, Listener)
+    of_before = PastTrial(0, {"x": 0}, {"own": 0}, 0.5, ended=True)
+    failed = PastTrial(1, {"x": 1}, {"own": 0}, None, ended=True)
+    running = PastTrial(2, {"x": 2}, {"own": 0}, None, ended=False)
+    own = PastTrial(3, {"x": 3}, {"own": 1, "search space revision": 1}, 0.3, ended=True)
+    proposer.restore([of_before, failed, running, own], [KnownResult({"x": 9}, 0.9, "0.9")])
+    tuner = proposer._tuner
+    assert tuner.restored == [replace(own, memo={"own": 1})]
+    assert tuner.known == [(0, 0.5, "0.5"), (9, 0.9, "0.9")]
+    proposer.hear(2, result(0.2))
+    assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
