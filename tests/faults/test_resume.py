@@ -41,8 +41,12 @@ import os, signal, sys
 if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
     import asyncio, importlib, inspect
     module, owner, name, when, nth = {moment!r}
-    owner = getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
-    function, calls = getattr(owner, name), []
+    try:
+        owner = getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
+        function, calls = getattr(owner, name), []
+    except (ImportError, AttributeError) as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(70)  # Python itself would tell of it and go on
 
     def die_if(now, number):
         if now == when and number == nth:
@@ -88,15 +92,15 @@ if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
 
     Tuner.restore, Tuner.tell = noted_restore, noted_tell
 """
-ENGINE, TUNER, STORE = (
-    "nni_manager.engine.engine",
+JOBS, TUNER, STORE = (
+    "nni_manager.engine.cluster_jobs",
     "nni_manager.tuner.optuna_backed",
     "nni_manager.store.store",
 )
 LOCAL, KEEPERS = "nni_manager.training_services.local.client", "nni_manager.engine.keepers"
 MOMENTS = {
     "the tuner has answered and nobody knows": (TUNER, "OptunaTuner", "ask", "after", 2),
-    "a trial is about to be handed in": (ENGINE, "Engine", "_write_trial", "before", 2),
+    "a trial is about to be handed in": (JOBS, "ClusterJobs", "_write_trial", "before", 2),
     "a keeper runs and is not noted": (LOCAL, None, "replace_file", "before", 2),
     "a keeper runs and is noted": (LOCAL, "LocalTrainingService", "submit", "after", 1),
     "a trial has ended and its end is not known": (KEEPERS, "Keepers", "end", "before", 1),

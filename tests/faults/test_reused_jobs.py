@@ -218,7 +218,7 @@ def test_a_stopped_trial_leaves_its_job_to_the_next_and_a_stopped_experiment_lea
     experiment.start()
     gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
     experiment.delete(f"/trial-jobs/{gated['id']}")
-    wait_until(lambda: trial_of(experiment, 3), "later trials run")
+    wait_until(lambda: trial_of(experiment, 3, "SUCCEEDED"), "later trials run")
     assert trial_of(experiment, 1)["status"] == "USER_CANCELED"
     assert trial_of(experiment, 2)["jobId"] == gated["jobId"] == "env-0"
     keepers = experiment.keeper_pids()
