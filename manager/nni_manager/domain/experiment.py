@@ -712,13 +712,18 @@ class Experiment:
         return [trial for trial in trials if not trial.state.is_final]
 
     def _give(self) -> list[Effect]:
-        """Give what waits to who is idle, and what is asked for ahead to who is busy."""
+        """Give what waits to who is idle, and what is asked for ahead to who is busy, but not to jobs that are too many by now."""
         effects: list[Effect] = []
         jobs = self.jobs
+        excess = jobs.staying - self.limits.concurrency if self.reuses_jobs else 0
+        if excess > 0:
+            for job in jobs.spare[:excess]:
+                jobs.dismiss(job)
+                effects.append(DismissJob(job))
         while jobs.queue and (job := jobs.next_idle()) is not None:
             jobs.give(job, jobs.queue[0])
             effects += self._give_first(job)
-        while jobs.missing > 0 and (job := jobs.next_with_room(self._most_ahead)) is not None:
+        while excess <= 0 and jobs.missing > 0 and (job := jobs.next_with_room(self._most_ahead)) is not None:
             jobs.give_ahead(job, jobs.queue[0])
             effects += self._give_first(job)
         return effects
@@ -744,10 +749,6 @@ class Experiment:
             while jobs.queue and self._live - len(jobs.queue) + self._asked < self.limits.concurrency:
                 effects += self._submit_alone(self.trials[jobs.queue.popleft()])
             return effects
-        if (excess := jobs.staying - self.limits.concurrency) > 0:
-            for job in jobs.spare[:excess]:
-                jobs.dismiss(job)
-                effects.append(DismissJob(job))
         for _ in range(min(jobs.missing, self.limits.concurrency - jobs.staying)):
             job = jobs.add(Job(jobs.new_id()))
             effects += [SaveJob(job), SubmitJob(job)]
