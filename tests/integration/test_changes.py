@@ -18,11 +18,23 @@ from nni_manager.domain.events import (
 )
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.view import View
+from nni_manager.errors import TryAgain
 from nni_manager.store.store import StoreReader
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.web.api import API_ROOT, MOST_CHANGE_BYTES, Api
 from nni_manager.web.gate import MOST_BODY_BYTES
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper import __version__
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    AttemptOffsets,
+    Chunk,
+    Durable,
+    Hello,
+    Leave,
+    Stream,
+    TrialEnded,
+    TrialStarted,
+)
 from trial_keeper.wire.reasons import ExitReason
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,9 +57,14 @@ class Jobs(Void):
         super().__init__(on_job_ended, state)
         self.job_ids = []
         self.stopped = []
+        self.unanswered = set()
+        """Jobs that the cluster takes without being able to say so."""
 
     async def submit(self, settings):
         self.job_ids.append(settings.job_id)
+        if settings.job_id in self.unanswered:
+            self.unanswered.remove(settings.job_id)
+            raise TryAgain("cannot hear the cluster's answer; wait")
 
     async def adopt(self, job_id):
         return self.state
@@ -447,7 +464,7 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
 
     async def scenario():
         async with a_manager(experiment) as live:
-            await live.made(1)
+            await live.until(lambda: live.service.job_ids)
             trial = live.trial(0)
             live.service.lose(trial.trial_id)
             await live.until(lambda: len(live.service.job_ids) == 2)
@@ -471,5 +488,74 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
             live.service.lose(trial.job_id)
             await live.engine.finished.wait()
             assert (trial.state.value, trial.reason) == ("FAILED", ExitReason.KEEPER_LOST)
+
+    play(scenario)
+
+
+def test_a_keeper_whose_job_is_only_said_to_be_lost_lets_go_of_the_trial_that_is_begun_again(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
+
+    def said(session):
+        return [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.until(lambda: live.service.job_ids)
+            trial, keepers = live.trial(0), live.engine.keepers
+            job_id, key = trial.job_id, AttemptKey(trial.trial_id, 0, "main-0")
+
+            def hello(*attempts):
+                said_first = Hello(__version__, experiment.folder.experiment_id, job_id, "main-0", attempts)
+                return keepers.admit(said_first, job_id, keepers.token(job_id))
+
+            session = hello()
+            session.receive(TrialStarted(key, 10.0))
+            session.receive(Chunk(key, Stream.KEEPER, 0, b"begun\n"))
+            experiment.folder.workspace.attempt(key).output.mkdir(parents=True)
+            said(session)
+            live.service.lose(job_id)
+            await live.until(lambda: len(live.service.job_ids) == 2)
+            closed = [
+                each.attempt.key
+                for each in said(session)
+                if isinstance(each, Durable) and each.attempt.closed
+            ]
+            assert closed == [key]
+            session.receive(Chunk(key, Stream.KEEPER, 6, b"stopped\n"))
+            session.receive(TrialEnded(key, ExitReason.JOB_LOST, 143, 10.0, 11.0, {}))
+            (word,) = said(session)
+            assert word.attempt == AttemptOffsets(key, {}, closed=True)
+            session.closed()
+            # The same over a link that was lost meanwhile.
+            welcome, leave = said(hello(key))
+            assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Leave)
+            assert (trial.state.value, trial.retries, trial.attempt) == ("WAITING", 1, None)
+            live.service.lose(trial.job_id)
+            await live.engine.finished.wait()
+
+    play(scenario)
+
+
+def names_of_work():
+    return [task.get_coro().__name__ for task in asyncio.all_tasks()]
+
+
+def test_a_job_that_was_lost_while_it_was_submitted_is_not_submitted_again_beside_the_next(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            trial_id = live.trial(0).trial_id
+            live.service.unanswered.add(trial_id)
+            await live.until(lambda: live.service.job_ids)
+            live.service.lose(trial_id)
+            await live.until(lambda: len(live.service.job_ids) == 2)
+            await live.until(lambda: "_submit" not in names_of_work())
+            assert live.service.job_ids == [trial_id, f"{trial_id}-1"]
+            live.service.lose(f"{trial_id}-1")
+            await live.engine.finished.wait()
 
     play(scenario)

@@ -1210,7 +1210,7 @@ def test_a_trial_that_the_cluster_lost_begins_again_with_empty_hands(a_search) -
     search.report("t0", "0.9")
     effects = search.lose_job("t0", ExitReason.KEEPER_LOST)
     trial = search.trial("t0")
-    assert ForgetTrial(trial) in effects
+    assert ForgetTrial(trial, "t0") in effects
     assert (trial.state, trial.final, trial.retries) == (TrialState.WAITING, None, 1)
     assert "begun again, 1 of 1" in trial.warning
     assert search.submitted == ["t0", "t0-1"]

@@ -626,7 +626,7 @@ class Experiment:
     ) -> list[Effect]:
         with self._counted(trial):
             trial.gone(reason, message, at_s, now_s)
-        return [*self._settle(trial, now_s), ForgetTrial(trial)]
+        return [*self._settle(trial, now_s), ForgetTrial(trial, trial.job_id)]
 
     # ---- jobs
 
@@ -688,7 +688,7 @@ class Experiment:
             return [SaveTrial(trial)]
         if trial.ended is not None and not trial.undelivered & trial.ends.keys():
             # Those that have told no end never will, and the end that counts is known.
-            return [*self._close(trial, now_s), ForgetTrial(trial)]
+            return [*self._close(trial, now_s), ForgetTrial(trial, trial.job_id)]
         return self._lose_to_cluster(trial, event, now_s)
 
     def _lose_to_cluster(self, trial: Trial, event: JobGone, now_s: float) -> list[Effect]:
@@ -704,7 +704,7 @@ class Experiment:
                 f"the cluster lost it ({event.reason.value}); begun again, {number} of {self.limits.max_retries}"
             )
         self.jobs.queue.appendleft(trial.trial_id)
-        return [SaveTrial(trial), ForgetTrial(trial)]
+        return [SaveTrial(trial), ForgetTrial(trial, event.job_id)]
 
     def trials_of(self, job: Job) -> list[Trial]:
         """The trials that the job still has to finish, in order."""
@@ -712,14 +712,14 @@ class Experiment:
         return [trial for trial in trials if not trial.state.is_final]
 
     def _give(self) -> list[Effect]:
-        """Give what waits to who is idle, and what is asked for ahead to who is busy, but not to jobs that are too many by now."""
+        """Give what waits to who is idle, and what is asked for ahead to who is busy. Jobs that are too many by now go first."""
         effects: list[Effect] = []
         jobs = self.jobs
         excess = jobs.staying - self.limits.concurrency if self.reuses_jobs else 0
         if excess > 0:
-            for job in jobs.spare[:excess]:
-                jobs.dismiss(job)
-                effects.append(DismissJob(job))
+            for spare in jobs.spare[:excess]:
+                jobs.dismiss(spare)
+                effects.append(DismissJob(spare))
         while jobs.queue and (job := jobs.next_idle()) is not None:
             jobs.give(job, jobs.queue[0])
             effects += self._give_first(job)

@@ -404,7 +404,7 @@ class Engine:
             case TakeRest():
                 self._spawn(self.jobs.take_missing(effect.key))
             case ForgetTrial():
-                self.keepers.forget_trial(effect.trial)
+                self.keepers.forget_trial(effect.trial, effect.job_id)
             case Finish():
                 # The clock may have been set back since.
                 self.ended_at_s = max(time.time(), self.stored.created_at_s)
