@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sqlite3
 
 import httpx
 import pytest
@@ -21,6 +22,8 @@ from nni_manager.engine.view import View
 from nni_manager.errors import TryAgain
 from nni_manager.store.store import StoreReader
 from nni_manager.training_services.base import JobEnded, JobPresence
+from nni_manager.tuner.base import Suggestion, Tuner
+from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import API_ROOT, MOST_CHANGE_BYTES, Api
 from nni_manager.web.gate import MOST_BODY_BYTES
 from trial_keeper import __version__
@@ -139,10 +142,10 @@ async def served(engine, service=None):
 
 
 @contextlib.asynccontextmanager
-async def a_manager(experiment, presence=JobPresence.RUNNING):
+async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
     with StoreReader(experiment.folder.database) as reader:  # as a manager's process does
         experiment.config = ExperimentConfig.from_json(reader.experiment().config)
-    engine, service = an_engine(experiment, presence, kind=Jobs)
+    engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
     await start(engine)
     async with served(engine, service) as live:
         try:
@@ -452,6 +455,69 @@ def test_imported_results_are_stored_all_or_none_and_known_after_a_resume(a_real
             ]
             live.finish(1)
             assert await live.made(3) == [0, 3, 5]
+
+    play(scenario)
+
+
+class Pupil(Tuner):
+    """Proposes its own numbers, and remembers what it was taught."""
+
+    def __init__(self, config):
+        self.revision = config.search_space_revision
+        self.taught = []
+
+    def ask(self, trial_key):
+        return Suggestion({"x": trial_key}, {})
+
+    def tell(self, trial_key, value):
+        pass
+
+    def import_results(self, results):
+        self.taught += [result.parameters["x"] for result in results]
+        return len(results)
+
+    def restore(self, trials):
+        pass
+
+
+def test_results_that_come_while_the_search_space_changes_are_learned_once(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
+    pupils = []
+
+    def make(config):
+        pupils.append(Pupil(config))
+        return pupils[-1]
+
+    async def scenario():
+        async with a_manager(experiment, make_tuner=make) as live:
+            await live.made(1)
+            commits, wider = live.engine.commits, {"x": {"_type": "quniform", "_value": [0, 9, 1]}}
+            await asyncio.shield(live.engine.durable())
+            with contextlib.closing(
+                sqlite3.connect(experiment.folder.database, isolation_level=None)
+            ) as slow:
+                slow.execute(
+                    "BEGIN IMMEDIATE"
+                )  # what is stored now waits, and then both changes are stored at once
+                first = asyncio.ensure_future(live.ask("POST", "/trial-jobs", json={"x": 2}))
+                await live.until(lambda: len(live.engine.experiment.trials) == 2)
+                changes = [asyncio.ensure_future(live.put("SEARCH_SPACE", searchSpace=wider))]
+                await live.until(lambda: live.engine.config.search_space_revision == 1)
+                waiting_bytes = commits.waiting_bytes
+                results = [{"parameter": {"x": 3.0}, "value": 1.0}]
+                changes.append(
+                    asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
+                )
+                with contextlib.suppress(asyncio.TimeoutError):  # it may wait for the other change
+                    await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
+                slow.execute("ROLLBACK")
+            await asyncio.gather(first, *changes)
+            assert [(pupil.revision, pupil.taught.count(3.0)) for pupil in pupils[1:]] == [(1, 1)]
+            # In the moment in which a proposed trial ends it is yet to be taught, so nobody else needs to.
+            live.finish(1)
+            assert [result.parameters for result in live.engine.all_known()[0]] == [{"x": 3.0}]
+            await live.until(lambda: pupils[-1].taught.count(2) == 1)
+            assert {"x": 2} in [result.parameters for result in live.engine.all_known()[0]]
 
     play(scenario)
 
