@@ -1,5 +1,6 @@
 """The experiment: whole searches played in milliseconds, with the tuner, the cluster and the keepers as lines of a test."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -658,6 +659,17 @@ def test_a_trial_that_the_assessor_refuses_is_stopped_early_and_its_last_result_
     assert search.assessed[-1] == TellAssessor("t0", has_succeeded=False)
     assert search.experiment.best is None
     assert search.asked == [1]
+
+
+def test_the_last_result_of_a_trial_that_was_stopped_early_is_told_however_long_it_is(a_search) -> None:
+    search = assessed(a_search(concurrency=1))
+    search.experiment.learns_from_early_stopped = True
+    search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
+    assert search.trial("t0").intermediate == "0.5", "all of it is in its row"
+    search.handle(TrialRefused("t0", 0, 40.0))
+    search.end("t0", ExitReason.EARLY_STOPPED)
+    search.deliver("t0")
+    assert search.told == [TellTuner(0, 0.5)]
 
 
 def test_a_refusal_of_an_attempt_of_before_or_of_a_trial_that_is_over_is_nothing(a_search) -> None:

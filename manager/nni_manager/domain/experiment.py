@@ -72,7 +72,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.domain.jobs import MOST_AHEAD, Job, Jobs, JobState
 from nni_manager.domain.limits import Limits
-from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, Reported, reward
+from nni_manager.domain.metrics import Reported, newest_shown, reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
@@ -542,9 +542,10 @@ class Experiment:
             return []
         has_news = False
         numbers: list[float] = []
+        newest: str | None = None
         for is_final, value in event.records:
             if not is_final:
-                trial.intermediate = value if len(value) <= LONGEST_SHOWN_CHARACTERS else None
+                newest = value
                 trial.intermediate_count += 1
                 if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
                     numbers.append(number)
@@ -552,6 +553,8 @@ class Experiment:
                 trial.final = value
                 trial.value = reward(value)
                 has_news = True
+        if newest is not None:
+            trial.intermediate = newest_shown(newest)
         effects: list[Effect] = [SaveTrial(trial)] if has_news else []
         if numbers:
             effects.append(AskAssessor(trial.trial_id, event.key.attempt, tuple(numbers)))
