@@ -49,7 +49,7 @@ class Void(TrainingService):
         pass
 
 
-def an_engine(experiment, state=JobPresence.UNKNOWN, kind=Void):
+def an_engine(experiment, state=JobPresence.UNKNOWN, kind=Void, make_tuner=make_tuner):
     services = []
 
     def make(on_job_ended):

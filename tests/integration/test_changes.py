@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sqlite3
 
 import httpx
 import pytest
@@ -18,11 +19,25 @@ from nni_manager.domain.events import (
 )
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.view import View
+from nni_manager.errors import TryAgain
 from nni_manager.store.store import StoreReader
 from nni_manager.training_services.base import JobEnded, JobPresence
+from nni_manager.tuner.base import Suggestion, Tuner
+from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import API_ROOT, MOST_CHANGE_BYTES, Api
 from nni_manager.web.gate import MOST_BODY_BYTES
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper import __version__
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    AttemptOffsets,
+    Chunk,
+    Durable,
+    Hello,
+    Leave,
+    Stream,
+    TrialEnded,
+    TrialStarted,
+)
 from trial_keeper.wire.reasons import ExitReason
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,9 +60,14 @@ class Jobs(Void):
         super().__init__(on_job_ended, state)
         self.job_ids = []
         self.stopped = []
+        self.unanswered = set()
+        """Jobs that the cluster takes without being able to say so."""
 
     async def submit(self, settings):
         self.job_ids.append(settings.job_id)
+        if settings.job_id in self.unanswered:
+            self.unanswered.remove(settings.job_id)
+            raise TryAgain("cannot hear the cluster's answer; wait")
 
     async def adopt(self, job_id):
         return self.state
@@ -122,10 +142,10 @@ async def served(engine, service=None):
 
 
 @contextlib.asynccontextmanager
-async def a_manager(experiment, presence=JobPresence.RUNNING):
+async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
     with StoreReader(experiment.folder.database) as reader:  # as a manager's process does
         experiment.config = ExperimentConfig.from_json(reader.experiment().config)
-    engine, service = an_engine(experiment, presence, kind=Jobs)
+    engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
     await start(engine)
     async with served(engine, service) as live:
         try:
@@ -439,6 +459,69 @@ def test_imported_results_are_stored_all_or_none_and_known_after_a_resume(a_real
     play(scenario)
 
 
+class Pupil(Tuner):
+    """Proposes its own numbers, and remembers what it was taught."""
+
+    def __init__(self, config):
+        self.revision = config.search_space_revision
+        self.taught = []
+
+    def ask(self, trial_key):
+        return Suggestion({"x": trial_key}, {})
+
+    def tell(self, trial_key, value):
+        pass
+
+    def import_results(self, results):
+        self.taught += [result.parameters["x"] for result in results]
+        return len(results)
+
+    def restore(self, trials):
+        pass
+
+
+def test_results_that_come_while_the_search_space_changes_are_learned_once(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=50, **ON_A_GRID)
+    pupils = []
+
+    def make(config):
+        pupils.append(Pupil(config))
+        return pupils[-1]
+
+    async def scenario():
+        async with a_manager(experiment, make_tuner=make) as live:
+            await live.made(1)
+            commits, wider = live.engine.commits, {"x": {"_type": "quniform", "_value": [0, 9, 1]}}
+            await asyncio.shield(live.engine.durable())
+            with contextlib.closing(
+                sqlite3.connect(experiment.folder.database, isolation_level=None)
+            ) as slow:
+                slow.execute(
+                    "BEGIN IMMEDIATE"
+                )  # what is stored now waits, and then both changes are stored at once
+                first = asyncio.ensure_future(live.ask("POST", "/trial-jobs", json={"x": 2}))
+                await live.until(lambda: len(live.engine.experiment.trials) == 2)
+                changes = [asyncio.ensure_future(live.put("SEARCH_SPACE", searchSpace=wider))]
+                await live.until(lambda: live.engine.config.search_space_revision == 1)
+                waiting_bytes = commits.waiting_bytes
+                results = [{"parameter": {"x": 3.0}, "value": 1.0}]
+                changes.append(
+                    asyncio.ensure_future(live.ask("POST", "/experiment/import-data", json=results))
+                )
+                with contextlib.suppress(asyncio.TimeoutError):  # it may wait for the other change
+                    await asyncio.wait_for(live.until(lambda: commits.waiting_bytes > waiting_bytes), 1)
+                slow.execute("ROLLBACK")
+            await asyncio.gather(first, *changes)
+            assert [(pupil.revision, pupil.taught.count(3.0)) for pupil in pupils[1:]] == [(1, 1)]
+            # In the moment in which a proposed trial ends it is yet to be taught, so nobody else needs to.
+            live.finish(1)
+            assert [result.parameters for result in live.engine.all_known()[0]] == [{"x": 3.0}]
+            await live.until(lambda: pupils[-1].taught.count(2) == 1)
+            assert {"x": 2} in [result.parameters for result in live.engine.all_known()[0]]
+
+    play(scenario)
+
+
 # ---- what the cluster loses
 
 
@@ -447,7 +530,7 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
 
     async def scenario():
         async with a_manager(experiment) as live:
-            await live.made(1)
+            await live.until(lambda: live.service.job_ids)
             trial = live.trial(0)
             live.service.lose(trial.trial_id)
             await live.until(lambda: len(live.service.job_ids) == 2)
@@ -471,5 +554,74 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
             live.service.lose(trial.job_id)
             await live.engine.finished.wait()
             assert (trial.state.value, trial.reason) == ("FAILED", ExitReason.KEEPER_LOST)
+
+    play(scenario)
+
+
+def test_a_keeper_whose_job_is_only_said_to_be_lost_lets_go_of_the_trial_that_is_begun_again(
+    a_real_experiment,
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
+
+    def said(session):
+        return [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.until(lambda: live.service.job_ids)
+            trial, keepers = live.trial(0), live.engine.keepers
+            job_id, key = trial.job_id, AttemptKey(trial.trial_id, 0, "main-0")
+
+            def hello(*attempts):
+                said_first = Hello(__version__, experiment.folder.experiment_id, job_id, "main-0", attempts)
+                return keepers.admit(said_first, job_id, keepers.token(job_id))
+
+            session = hello()
+            session.receive(TrialStarted(key, 10.0))
+            session.receive(Chunk(key, Stream.KEEPER, 0, b"begun\n"))
+            experiment.folder.workspace.attempt(key).output.mkdir(parents=True)
+            said(session)
+            live.service.lose(job_id)
+            await live.until(lambda: len(live.service.job_ids) == 2)
+            closed = [
+                each.attempt.key
+                for each in said(session)
+                if isinstance(each, Durable) and each.attempt.closed
+            ]
+            assert closed == [key]
+            session.receive(Chunk(key, Stream.KEEPER, 6, b"stopped\n"))
+            session.receive(TrialEnded(key, ExitReason.JOB_LOST, 143, 10.0, 11.0, {}))
+            (word,) = said(session)
+            assert word.attempt == AttemptOffsets(key, {}, closed=True)
+            session.closed()
+            # The same over a link that was lost meanwhile.
+            welcome, leave = said(hello(key))
+            assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Leave)
+            assert (trial.state.value, trial.retries, trial.attempt) == ("WAITING", 1, None)
+            live.service.lose(trial.job_id)
+            await live.engine.finished.wait()
+
+    play(scenario)
+
+
+def names_of_work():
+    return [task.get_coro().__name__ for task in asyncio.all_tasks()]
+
+
+def test_a_job_that_was_lost_while_it_was_submitted_is_not_submitted_again_beside_the_next(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, maxTrialRetry=1)
+
+    async def scenario():
+        async with a_manager(experiment) as live:
+            await live.made(1)
+            trial_id = live.trial(0).trial_id
+            live.service.unanswered.add(trial_id)
+            await live.until(lambda: live.service.job_ids)
+            live.service.lose(trial_id)
+            await live.until(lambda: len(live.service.job_ids) == 2)
+            await live.until(lambda: "_submit" not in names_of_work())
+            assert live.service.job_ids == [trial_id, f"{trial_id}-1"]
+            live.service.lose(f"{trial_id}-1")
+            await live.engine.finished.wait()
 
     play(scenario)

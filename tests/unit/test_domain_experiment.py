@@ -1,5 +1,6 @@
 """The experiment: whole searches played in milliseconds, with the tuner, the cluster and the keepers as lines of a test."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -660,6 +661,17 @@ def test_a_trial_that_the_assessor_refuses_is_stopped_early_and_its_last_result_
     assert search.asked == [1]
 
 
+def test_the_last_result_of_a_trial_that_was_stopped_early_is_told_however_long_it_is(a_search) -> None:
+    search = assessed(a_search(concurrency=1))
+    search.experiment.learns_from_early_stopped = True
+    search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
+    assert search.trial("t0").intermediate == "0.5", "all of it is in its row"
+    search.handle(TrialRefused("t0", 0, 40.0))
+    search.end("t0", ExitReason.EARLY_STOPPED)
+    search.deliver("t0")
+    assert search.told == [TellTuner(0, 0.5)]
+
+
 def test_a_refusal_of_an_attempt_of_before_or_of_a_trial_that_is_over_is_nothing(a_search) -> None:
     search = assessed(a_search(concurrency=1))
     search.report("t0", "0.5", final=False)
@@ -1210,7 +1222,7 @@ def test_a_trial_that_the_cluster_lost_begins_again_with_empty_hands(a_search) -
     search.report("t0", "0.9")
     effects = search.lose_job("t0", ExitReason.KEEPER_LOST)
     trial = search.trial("t0")
-    assert ForgetTrial(trial) in effects
+    assert ForgetTrial(trial, "t0") in effects
     assert (trial.state, trial.final, trial.retries) == (TrialState.WAITING, None, 1)
     assert "begun again, 1 of 1" in trial.warning
     assert search.submitted == ["t0", "t0-1"]

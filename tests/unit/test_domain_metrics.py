@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.metrics import reward
+from nni_manager.domain.metrics import newest_shown, reward
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -62,3 +62,9 @@ def test_a_finite_number_is_its_own_reward(number: float) -> None:
 def test_any_text_gives_a_finite_float_or_nothing(value: str) -> None:
     number = reward(value)
     assert number is None or (type(number) is float and math.isfinite(number))
+
+
+def test_of_a_long_result_no_more_than_its_number_is_kept() -> None:
+    assert newest_shown("x" * 4096) == "x" * 4096
+    assert newest_shown(json.dumps("x" * 5000)) is None
+    assert newest_shown(json.dumps({"note": "x" * 5000, "default": 2})) == "2.0"

@@ -136,6 +136,24 @@ def test_jobs_that_are_too_many_when_fewer_trials_may_run_are_let_go_once_they_h
     assert len(play.experiment.trials) == 3
 
 
+def test_trials_that_wait_do_not_keep_jobs_that_are_too_many() -> None:
+    play = Play(concurrency=2, max_trials=2)
+    for number in range(2):
+        play.idle(f"env-{number}")
+        play.start(f"t{number}")
+    for number in range(3):
+        play.handle(TrialProposed(f"mine{number}", {}, 1.0))
+    play.handle(LimitsChanged(Limits(1, 2, None)))
+    play.end("t0")
+    play.idle("env-0")  # as a keeper says before its last bytes are stored
+    play.deliver("t0")
+    assert [given[1] for given in play.given] == ["t0", "t1"], "t1 is the one that may run"
+    assert play.dismissed == ["env-0"]
+    play.run("t1")
+    play.idle("env-1")
+    assert play.given[-1] == ("env-1", "mine0", None)
+
+
 def test_a_proposed_trial_waits_for_a_job_like_any_other() -> None:
     play = Play(concurrency=1, max_trials=2)
     play.idle()

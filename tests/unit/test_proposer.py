@@ -9,6 +9,8 @@ from nni_manager.config.known_results import KnownResult
 from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
 from nni_manager.tuner.proposer import Proposer
 
+UNBEARABLE = 666.0
+
 
 class Listener(Tuner):
     """Proposes its own number, and remembers what it hears."""
@@ -26,6 +28,8 @@ class Listener(Tuner):
         self.told.append((trial_key, value))
 
     def import_results(self, results):
+        if any(result.value == UNBEARABLE for result in results):
+            raise ValueError("cannot learn from that")
         self.known += [(result.parameters["x"], result.value, result.metric) for result in results]
         return len(results)
 
@@ -108,3 +112,13 @@ def test_the_next_managers_tuner_gets_its_own_trials_back_and_the_rest_as_known(
     assert tuner.known == [(0, 0.5, "0.5"), (9, 0.9, "0.9")]
     proposer.hear(2, result(0.2))
     assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
+
+
+def test_a_next_tuner_that_fails_over_what_is_known_is_closed_and_the_one_of_now_stays(tuners, config):
+    proposer, made = tuners
+    with pytest.raises(ValueError, match="cannot learn"):
+        proposer.change_space(
+            replace(config, search_space_revision=1), [KnownResult({"x": 1}, UNBEARABLE, "666")], ()
+        )
+    assert [tuner.is_closed for tuner in made] == [False, True]
+    assert proposer.ask(7).memo == {"own": 0}

@@ -380,9 +380,10 @@ class TakeRest:
 
 @dataclass(frozen=True, slots=True)
 class ForgetTrial:
-    """Take nothing more of a trial that is lost, and tell keepers that still speak of it."""
+    """Take nothing more of what a job had to say of a trial that is lost, and tell its keepers that still speak of it."""
 
     trial: Trial
+    job_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.domain.jobs import MOST_AHEAD, Job, Jobs, JobState
 from nni_manager.domain.limits import Limits
-from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, Reported, reward
+from nni_manager.domain.metrics import Reported, newest_shown, reward
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
@@ -542,9 +542,10 @@ class Experiment:
             return []
         has_news = False
         numbers: list[float] = []
+        newest: str | None = None
         for is_final, value in event.records:
             if not is_final:
-                trial.intermediate = value if len(value) <= LONGEST_SHOWN_CHARACTERS else None
+                newest = value
                 trial.intermediate_count += 1
                 if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
                     numbers.append(number)
@@ -552,6 +553,8 @@ class Experiment:
                 trial.final = value
                 trial.value = reward(value)
                 has_news = True
+        if newest is not None:
+            trial.intermediate = newest_shown(newest)
         effects: list[Effect] = [SaveTrial(trial)] if has_news else []
         if numbers:
             effects.append(AskAssessor(trial.trial_id, event.key.attempt, tuple(numbers)))
@@ -626,7 +629,7 @@ class Experiment:
     ) -> list[Effect]:
         with self._counted(trial):
             trial.gone(reason, message, at_s, now_s)
-        return [*self._settle(trial, now_s), ForgetTrial(trial)]
+        return [*self._settle(trial, now_s), ForgetTrial(trial, trial.job_id)]
 
     # ---- jobs
 
@@ -688,7 +691,7 @@ class Experiment:
             return [SaveTrial(trial)]
         if trial.ended is not None and not trial.undelivered & trial.ends.keys():
             # Those that have told no end never will, and the end that counts is known.
-            return [*self._close(trial, now_s), ForgetTrial(trial)]
+            return [*self._close(trial, now_s), ForgetTrial(trial, trial.job_id)]
         return self._lose_to_cluster(trial, event, now_s)
 
     def _lose_to_cluster(self, trial: Trial, event: JobGone, now_s: float) -> list[Effect]:
@@ -704,7 +707,7 @@ class Experiment:
                 f"the cluster lost it ({event.reason.value}); begun again, {number} of {self.limits.max_retries}"
             )
         self.jobs.queue.appendleft(trial.trial_id)
-        return [SaveTrial(trial), ForgetTrial(trial)]
+        return [SaveTrial(trial), ForgetTrial(trial, event.job_id)]
 
     def trials_of(self, job: Job) -> list[Trial]:
         """The trials that the job still has to finish, in order."""
@@ -712,13 +715,18 @@ class Experiment:
         return [trial for trial in trials if not trial.state.is_final]
 
     def _give(self) -> list[Effect]:
-        """Give what waits to who is idle, and what is asked for ahead to who is busy."""
+        """Give what waits to who is idle, and what is asked for ahead to who is busy. Jobs that are too many by now go first."""
         effects: list[Effect] = []
         jobs = self.jobs
+        excess = jobs.staying - self.limits.concurrency if self.reuses_jobs else 0
+        if excess > 0:
+            for spare in jobs.spare[:excess]:
+                jobs.dismiss(spare)
+                effects.append(DismissJob(spare))
         while jobs.queue and (job := jobs.next_idle()) is not None:
             jobs.give(job, jobs.queue[0])
             effects += self._give_first(job)
-        while jobs.missing > 0 and (job := jobs.next_with_room(self._most_ahead)) is not None:
+        while excess <= 0 and jobs.missing > 0 and (job := jobs.next_with_room(self._most_ahead)) is not None:
             jobs.give_ahead(job, jobs.queue[0])
             effects += self._give_first(job)
         return effects
@@ -744,10 +752,6 @@ class Experiment:
             while jobs.queue and self._live - len(jobs.queue) + self._asked < self.limits.concurrency:
                 effects += self._submit_alone(self.trials[jobs.queue.popleft()])
             return effects
-        if (excess := jobs.staying - self.limits.concurrency) > 0:
-            for job in jobs.spare[:excess]:
-                jobs.dismiss(job)
-                effects.append(DismissJob(job))
         for _ in range(min(jobs.missing, self.limits.concurrency - jobs.staying)):
             job = jobs.add(Job(jobs.new_id()))
             effects += [SaveJob(job), SubmitJob(job)]

@@ -3,7 +3,7 @@
 import json
 import math
 
-# The newest intermediate result of every trial is kept in memory and shown in lists; a longer one is in its row only.
+# The newest intermediate result of every trial is kept in memory and shown in lists; of a longer one its number is.
 LONGEST_SHOWN_CHARACTERS = 4096
 
 
@@ -22,6 +22,14 @@ def reward(value: str) -> float | None:
     except (ValueError, RecursionError, OverflowError):
         return None  # no JSON, or nested too deeply, or an int beyond all floats
     return number if math.isfinite(number) else None
+
+
+def newest_shown(value: str) -> str | None:
+    """What is kept in memory of a trial's newest intermediate result; None: it is long and has no number to learn from."""
+    if len(value) <= LONGEST_SHOWN_CHARACTERS:
+        return value
+    number = reward(value)
+    return None if number is None else json.dumps(number)
 
 
 class Reported(float):

@@ -25,7 +25,7 @@ from nni_manager.domain.events import (
     TunerNotReady,
 )
 from nni_manager.errors import UserMistake
-from nni_manager.tuner.assessment import Assessment, PastCourse
+from nni_manager.tuner.assessment import MOST_STEPS, Assessment, PastCourse
 from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
 from nni_manager.tuner.proposer import Proposer
 
@@ -51,6 +51,9 @@ class Algorithms:
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._assessment = assessment
         self._assessor_thread = ThreadPoolExecutor(1, thread_name_prefix="assessor")
+        self._assessors_turn = asyncio.Lock()
+        self._to_assess: dict[tuple[str, int], list[float]] = {}
+        """What each attempt of a trial has reported and the assessor has not heard yet."""
         self._tuner_failed: Exception | None = None
         """Why it could not be rebuilt."""
         self._assessor_failed: Exception | None = None
@@ -151,19 +154,25 @@ class Algorithms:
         return True
 
     async def assess(self, effect: AskAssessor) -> None:
-        """Let the assessor hear what a trial has reported; it may refuse the trial."""
-        may_go_on = await self._in_assessor_thread(
-            lambda assessment: assessment.hear(effect.trial_id, effect.attempt, effect.values)
-        )
+        """Let the assessor hear what a trial has reported; it may refuse the trial. Reports that wait are heard together."""
+        key = effect.trial_id, effect.attempt
+        if (waiting := self._to_assess.get(key)) is not None:
+            waiting += effect.values[: MOST_STEPS - len(waiting)]
+            return
+        self._to_assess[key] = list(effect.values)
+        async with self._assessors_turn:
+            values = self._to_assess.pop(key)
+            may_go_on = await self._in_assessor_thread(lambda assessment: assessment.hear(*key, values))
         if may_go_on is False:
             log.info("trial %s: the assessor stops it", effect.trial_id)
             self._post(TrialRefused(effect.trial_id, effect.attempt, time.time()))
 
     async def tell_assessor(self, effect: TellAssessor) -> None:
         """Tell the assessor that a trial is final."""
-        await self._in_assessor_thread(
-            lambda assessment: assessment.end(effect.trial_id, has_succeeded=effect.has_succeeded)
-        )
+        async with self._assessors_turn:
+            await self._in_assessor_thread(
+                lambda assessment: assessment.end(effect.trial_id, has_succeeded=effect.has_succeeded)
+            )
 
     # ---- inside
 

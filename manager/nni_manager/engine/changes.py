@@ -39,6 +39,8 @@ class Changes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._imported = 0
+        self._lessons = asyncio.Lock()
+        """Held by who has the tuner learn from what is stored: results are in the store before it knows of them."""
 
     def imported_before(self, count: int) -> None:
         """So many results were imported to an earlier manager."""
@@ -60,12 +62,14 @@ class Changes:
         stored = engine.commits.add([ConfigRow(after.to_json())])
         engine.post(LimitsChanged(limits_of(after)))
         await asyncio.shield(stored)
-        is_other_space = after.search_space_revision != before.search_space_revision
-        if is_other_space and not await engine.algorithms.change_space(after, *engine.all_known()):
-            raise TunerFailedOver(
-                "cannot change the search space: the tuner failed over it; "
-                f"`nnictl experiment status {engine.experiment.experiment_id}` shows how"
-            )
+        if after.search_space_revision != before.search_space_revision:
+            async with self._lessons:
+                is_done = await engine.algorithms.change_space(after, *engine.all_known())
+            if not is_done:
+                raise TunerFailedOver(
+                    "cannot change the search space: the tuner failed over it; "
+                    f"`nnictl experiment status {engine.experiment.experiment_id}` shows how"
+                )
         await asyncio.shield(engine.durable())
 
     async def import_data(self, raw: Any) -> dict[str, int]:
@@ -79,9 +83,10 @@ class Changes:
         results = tuple(
             await asyncio.to_thread(results_of, raw, engine.config.search_space, engine.config.tuner.name)
         )
-        position, self._imported = self._imported, self._imported + len(results)
-        await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
-        used = await engine.algorithms.teach(results)
+        async with self._lessons:
+            position, self._imported = self._imported, self._imported + len(results)
+            await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
+            used = await engine.algorithms.teach(results)
         log.info("%d results were imported, and the tuner uses %d", len(results), used)
         return {"imported": len(results), "used": used}
 

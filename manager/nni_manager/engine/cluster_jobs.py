@@ -110,9 +110,10 @@ class ClusterJobs:
         self.problem = problem
 
     def _is_wanted(self, job: Job) -> bool:
-        """Whether the job, which does not exist yet, should."""
+        """Whether the job, which does not exist yet, should. A lost one should not, even if its trial waits for another."""
         trial = self._trial_of(job)
-        return job.state is not JobState.LEAVING and (trial is None or trial.state is TrialState.WAITING)
+        is_live = job.job_id in self._experiment.jobs.live and job.state is not JobState.LEAVING
+        return is_live and (trial is None or trial.state is TrialState.WAITING)
 
     def _trial_of(self, job: Job) -> Trial | None:
         return None if job.trial_id is None else self._experiment.trials[job.trial_id]

@@ -148,6 +148,8 @@ class Engine:
             lambda: self._last_save,
         )
         self.changes = Changes(self)
+        self._untaught: set[str] = set()
+        """Proposed trials that are over and of which the tuner is to hear in a moment."""
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
@@ -206,10 +208,11 @@ class Engine:
         return [self._lesson(trial, value) for trial, value in lessons if value is not None]
 
     def all_known(self) -> tuple[list[KnownResult], set[int]]:
-        """All that a tuner could learn from, and the sequence ids of the trials that are over."""
+        """All that a tuner could learn from and is not about to be taught, and the sequence ids of the trials that are over."""
         trials = self.experiment.trials.values()
         over = {trial.sequence_id for trial in trials if trial.state.is_final}
-        return [*self.reader.imported(), *self._lessons(trials)], over
+        taught = (trial for trial in trials if trial.trial_id not in self._untaught)
+        return [*self.reader.imported(), *self._lessons(taught)], over
 
     def _courses(self, trials: Sequence[Trial]) -> Iterable[PastCourse]:
         """What each trial had reported in the attempt that counts."""
@@ -374,6 +377,7 @@ class Engine:
             case TellTuner():
                 self._spawn(self.algorithms.tell(effect.sequence_id, self._result_of(effect)))
             case TeachTuner():
+                self._untaught.add(effect.trial_id)
                 self._spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
             case AskAssessor():
                 self._spawn(self.algorithms.assess(effect))
@@ -404,7 +408,7 @@ class Engine:
             case TakeRest():
                 self._spawn(self.jobs.take_missing(effect.key))
             case ForgetTrial():
-                self.keepers.forget_trial(effect.trial)
+                self.keepers.forget_trial(effect.trial, effect.job_id)
             case Finish():
                 # The clock may have been set back since.
                 self.ended_at_s = max(time.time(), self.stored.created_at_s)
@@ -430,6 +434,7 @@ class Engine:
             self.finished.set()
 
     async def _teach(self, trial: Trial, value: float) -> None:
+        self._untaught.discard(trial.trial_id)
         await self.algorithms.teach([self._lesson(trial, value)])
 
     def durable(self) -> "asyncio.Future[None]":

@@ -184,8 +184,7 @@ class Keepers:
             return ProbeSession()
         session = KeeperSession(self, job_id, hello.task)
         trials = [self._own_trial(session, key) for key in hello.attempts]
-        # The token proves that the job was ours: one that is not there any more was given up.
-        is_given_up = job_id not in self._experiment.jobs.live
+        is_given_up = self._is_given_up(job_id)
         attempts = tuple(
             AttemptOffsets(key, {}, closed=True)
             if is_given_up or trial.state.is_final
@@ -234,6 +233,10 @@ class Keepers:
         if not self.is_open:
             return  # nothing of it is acknowledged: it is said again to the next manager
         self.roads.heard(session.job_id, session.task, time.monotonic())
+        if not isinstance(message, Hello | Idle) and self._is_of_before(session, message.key):
+            if isinstance(message, TrialStarted | TrialEnded):
+                session.outgoing.put_nowait(_closed(message.key))
+            return
         match message:
             case Chunk():
                 trial = self._own_trial(session, message.key)
@@ -309,10 +312,13 @@ class Keepers:
                 self._drop(other)
         self._drop(key)
 
-    def forget_trial(self, trial: Trial) -> None:
-        """The trial is lost: nothing more of it is taken, and a keeper that still speaks of it is told so."""
+    def forget_trial(self, trial: Trial, job_id: str) -> None:
+        """The job has lost the trial: nothing more of it is taken, and its keeper that still speaks of it is told so."""
         for key in [key for key in self._receivers if key.trial_id == trial.trial_id]:
-            self.close(key)
+            session = self._sessions.get(job_id, {}).get(key.task)
+            if session is not None:
+                session.outgoing.put_nowait(_closed(key))
+            self._drop(key)
 
     def close_all(self) -> None:
         """End all streams and let nobody in; keepers will look for a manager again."""
@@ -337,9 +343,19 @@ class Keepers:
 
     # ---- inside
 
+    def _is_given_up(self, job_id: str) -> bool:
+        """Whether the job, of which a token proves that it was ours, is not there any more."""
+        return job_id not in self._experiment.jobs.live
+
+    def _is_of_before(self, session: KeeperSession, key: AttemptKey) -> bool:
+        """Whether this is said for a job that was given up, of a trial that was begun again, or will be: none of it counts."""
+        return self._own_trial(session, key).job_id != session.job_id
+
     def _own_trial(self, session: KeeperSession, key: AttemptKey) -> Trial:
-        trial = self._experiment.trials.get(key.trial_id)
-        if trial is None or trial.job_id != session.job_id or key.task != session.task:
+        """The trial that a keeper may speak of. That of a job which was given up may have another job by now."""
+        trial, job_id = self._experiment.trials.get(key.trial_id), session.job_id
+        is_own = trial is not None and (trial.job_id == job_id or self._is_given_up(job_id))
+        if trial is None or not is_own or key.task != session.task:
             raise ProtocolBroken(
                 f"cannot take {key} from task {session.task} of job {session.job_id}: it is not that job's trial, or another "
                 "task's; stop the job"
@@ -409,6 +425,11 @@ class Keepers:
                 )
             receiver = self._receivers[key] = Receiver.restored(key, self._reader.offsets(key))
         return receiver
+
+
+def _closed(key: AttemptKey) -> Durable:
+    """The word to a keeper that nobody waits for anything of this attempt."""
+    return Durable(AttemptOffsets(key, {}, closed=True))
 
 
 def collection_ended(stream: Stream, whole: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from nni_manager.config.known_results import KnownResult
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
-from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
+from nni_manager.domain.metrics import newest_shown, reward
 from nni_manager.domain.receiving import Commit
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage, gpus_from_json, gpus_to_json
@@ -622,7 +622,7 @@ class StoreReader:
     def _trials(self, query: str, progress_query: str, values: Mapping[str, Any]) -> list[Trial]:
         progress = {
             row["trial_id"]: (
-                row["value"] if len(row["value"]) <= LONGEST_SHOWN_CHARACTERS else None,
+                newest_shown(row["value"]),
                 row["count"],
             )
             for row in self._rows(progress_query, values)
