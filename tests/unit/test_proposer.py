@@ -108,3 +108,22 @@ def test_the_next_managers_tuner_gets_its_own_trials_back_and_the_rest_as_known(
     assert tuner.known == [(0, 0.5, "0.5"), (9, 0.9, "0.9")]
     proposer.hear(2, result(0.2))
     assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
+
+
+class Refuses(Listener):
+    def import_results(self, results):
+        raise ValueError("not these")
+
+
+def test_a_tuner_that_does_not_bear_what_is_known_is_closed_and_the_one_before_it_stays(config):
+    made = []
+
+    def make(config):
+        made.append((Refuses if made else Listener)(config))
+        return made[-1]
+
+    proposer = Proposer(config, make)
+    with pytest.raises(ValueError, match="not these"):
+        proposer.change_space(replace(config, search_space_revision=1), [], [])
+    assert [tuner.is_closed for tuner in made] == [False, True]
+    assert proposer.ask(0).memo == {"own": 0}

@@ -75,7 +75,11 @@ class Proposer:
         have to be told.
         """
         tuner = self._make(config)
-        tuner.import_results(known)
+        try:
+            tuner.import_results(known)
+        except BaseException:
+            tuner.close()
+            raise
         self._tuner.close()
         self._tuner, self._revision = tuner, config.search_space_revision
         self._of_before |= self._running
