@@ -34,9 +34,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.model import ExperimentConfig, PaiConfig
+from nni_manager.config.model import ClaimStorage, ExperimentConfig, KubernetesConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import Bug, UserMistake
+from nni_manager.services import storage_here
 from nni_manager.store.copying import copy_store
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.store import StoreReader
@@ -93,7 +94,8 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         part = Path(temporary)
         copy_store(folder.database, part / _STORE, config=_without_login(config).to_json(), secret=b"")
         if has_code and not config.is_annotated:
-            excluded = (config.log_dir,) if config.pai is None else (config.log_dir, config.pai.storage)
+            storage = storage_here(config)
+            excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
             snapshot = take_snapshot(config.code_dir, Workspace(part), config.secret_files, excluded)
             os.rename(part / snapshot.name, part / _CODE)
         # 0600: it holds what the experiment's folder holds.
@@ -197,7 +199,7 @@ def load(path: Path, places: Places) -> tuple[ExperimentFolder, ExperimentConfig
             )
         config = _placed(config, folder, places, path, has_code=(part / _CODE).exists())
         try:
-            folder.make(None if config.pai is None else config.pai.storage, reuses_jobs=config.reuse.is_on)
+            folder.make(storage_here(config), reuses_jobs=config.reuse.is_on)
             with _own_words(path):
                 copy_store(
                     part / _STORE,
@@ -288,7 +290,8 @@ def _placed(
         json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
     )
     pai = None if moved.pai is None else _with_login(moved.pai, places, path)
-    return dataclasses.replace(moved, log_dir=places.log_dir, pai=pai, expansions=())
+    kubernetes = None if moved.kubernetes is None else _with_storage(moved.kubernetes, places, path)
+    return dataclasses.replace(moved, log_dir=places.log_dir, pai=pai, kubernetes=kubernetes, expansions=())
 
 
 def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
@@ -300,12 +303,24 @@ def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
     return value
 
 
-def _with_login(pai: PaiConfig, places: Places, path: Path) -> PaiConfig:
-    storage = places.storage or pai.storage
+def _with_storage(kubernetes: KubernetesConfig, places: Places, path: Path) -> KubernetesConfig:
+    """An NFS export is found where it is mounted; where the volume of a claim is, only the user knows."""
+    if not isinstance(kubernetes.storage, ClaimStorage):
+        return kubernetes
+    storage = _storage_at(places.storage or kubernetes.storage.path, path)
+    return dataclasses.replace(kubernetes, storage=dataclasses.replace(kubernetes.storage, path=storage))
+
+
+def _storage_at(storage: Path, path: Path) -> Path:
     if not storage.is_dir():
         raise UserMistake(
             f"cannot load {path}: there is no folder {storage}; name with --storage where this machine has the shared storage"
         )
+    return storage
+
+
+def _with_login(pai: PaiConfig, places: Places, path: Path) -> PaiConfig:
+    storage = _storage_at(places.storage or pai.storage, path)
     if not (pai.is_local or places.token or places.password):
         raise UserMistake(
             f"cannot load {path}: it runs on OpenPAI {pai.host}, and archives hold no login; set OPENPAI_TOKEN, or "
@@ -324,7 +339,7 @@ def _fill(folder: ExperimentFolder, config: ExperimentConfig, part: Path) -> Non
         for each in (part / name).iterdir() if (part / name).is_dir() else ():
             (folder.workspace.root / name).mkdir(exist_ok=True)
             shutil.move(each, folder.workspace.root / name / each.name)
-            if config.pai is not None:
+            if folder.workspace.root != folder.path:
                 _open_to_read(folder.workspace.root / name / each.name)
     if (part / _CODE).exists() and not _holds_anything(config.code_dir):
         config.code_dir.mkdir(parents=True, exist_ok=True)
@@ -356,12 +371,15 @@ def _unpack_code(path: Path, target: Path) -> None:
     with _own_words(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
             above = {posixpath.normpath(str(each)) for each in Path(member.name).parents}
-            if not (member.isreg() or member.isdir() or member.issym()) or not links.isdisjoint(above):
+            name = posixpath.normpath(member.name)
+            if not (member.isreg() or member.isdir() or member.issym()) or not links.isdisjoint(
+                {*above, name}
+            ):
                 raise ValueError(f"{member.name!r} of the code is neither file nor folder nor link")
             if _leads_out(member.name):
                 raise ValueError(f"{member.name!r} of the code lies outside")
             if member.issym():
-                links.add(posixpath.normpath(member.name))
+                links.add(name)
                 if posixpath.isabs(member.linkname) or _leads_out(
                     posixpath.join(posixpath.dirname(member.name), member.linkname)
                 ):
