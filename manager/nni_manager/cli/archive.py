@@ -37,7 +37,7 @@ from typing import Any
 from nni_manager.config.model import ClaimStorage, ExperimentConfig, KubernetesConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import Bug, UserMistake
-from nni_manager.services import storage_here
+from nni_manager.services import refuse_what_runs_nowhere_yet, storage_here
 from nni_manager.store.copying import copy_store
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.store import StoreReader
@@ -88,7 +88,8 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
     with StoreReader(folder.database) as reader:
         config = ExperimentConfig.from_json(reader.experiment().config)
     warnings, left_out = [], 0
-    if config.pai is not None and config.pai.job_text:
+    template = config.kubernetes.template_text if config.kubernetes is not None else None
+    if template or (config.pai is not None and config.pai.job_text):
         warnings.append(f"{target} holds the job file of the experiment, with whatever secrets stand in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
@@ -198,8 +199,10 @@ def load(path: Path, places: Places) -> tuple[ExperimentFolder, ExperimentConfig
                 f"cannot load {path}: experiment {name} is here already; `nnictl experiment delete {name}` first"
             )
         config = _placed(config, folder, places, path, has_code=(part / _CODE).exists())
+        refuse_what_runs_nowhere_yet(config)
+        storage = storage_here(config)
         try:
-            folder.make(storage_here(config), reuses_jobs=config.reuse.is_on)
+            folder.make(storage, reuses_jobs=config.reuse.is_on)
             with _own_words(path):
                 copy_store(
                     part / _STORE,
