@@ -154,6 +154,7 @@ def test_a_login_is_not_saved_and_is_asked_for_where_the_experiment_is_loaded(
     assert "archives hold no login; set OPENPAI_TOKEN, or OPENPAI_PASSWORD, " in capsys.readouterr().err
     monkeypatch.setenv("OPENPAI_TOKEN", "another")
     assert main.run(load) == 0
+    assert capsys.readouterr().out.endswith(", on OpenPAI http://pai.example\n")
     folder = ExperimentFolder(there / "nni-experiments/abc11111")
     with StoreReader(folder.database) as reader:
         loaded = ExperimentConfig.from_json(reader.experiment().config).pai
