@@ -58,6 +58,9 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     folder = ExperimentFolder(arguments.folder)
+    # nnictl starts it there, and Python looks for modules where it is started. But trials and archives write there, and a
+    # `code/__init__.py` would pass for a module of Python's own.
+    sys.path[:] = [each for each in sys.path if os.path.realpath(each) != os.path.realpath(folder.path)]
     try:
         if arguments.view:
             with folder.viewed():

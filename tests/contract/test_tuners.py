@@ -623,6 +623,21 @@ def test_a_rebuilt_population_waits_for_the_same_trials():
     assert [tuner.ask(key) for key in range(8, 12)] == [rebuilt.ask(key) for key in range(8, 12)]
 
 
+def test_a_normal_hyper_parameter_moves_by_a_part_of_its_sigma():
+    tuner = a_population(
+        {"x": {"_type": "normal", "_value": [10, 2]}},
+        resample_probability=0,
+        population_size=30,
+        optimize_mode="maximize",
+    )
+    first = [tuner.ask(key).parameters["x"] for key in range(30)]
+    for key, value in enumerate(first):
+        tuner.tell(key, value)
+    for key in range(30, 60):
+        value = tuner.ask(key).parameters["x"]
+        assert min(abs(value - each) for each in first) < 0.2 * 2 + 1e-6
+
+
 def test_a_folder_for_checkpoints_may_be_named():
     tuner = a_population(all_checkpoint_dir="/mnt/mine")
     assert tuner.ask(0).parameters["save_checkpoint_dir"] == "/mnt/mine/0/0"
@@ -640,6 +655,14 @@ def test_bohb_divides_its_budget_as_hyperband_does():
         budgets(run(tuner, range(22), lambda at: at["x"])) for tuner in (bohb, hyperband)
     )
     assert of_bohb == [2 * budget for budget in of_hyperband]
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "expected"), [(4, 6, {6}), (3, 100, {3, 11, 33, 100}), (5, 5, {5}), (1, 3, {1, 3})]
+)
+def test_budgets_of_bohb_reach_from_the_smallest_to_the_largest_that_it_was_given(least, most, expected):
+    tuner = make_of("BOHB", TWO_FLOATS, max_budget=most, min_budget=least)
+    assert set(budgets(run(tuner, range(120), lambda at: at["x"]))) == expected
 
 
 def test_bohb_draws_near_what_was_good_and_now_and_then_by_chance():

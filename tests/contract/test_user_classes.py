@@ -1,6 +1,8 @@
 """Tuners and assessors of the user's own: they are told what NNI tells them, and whatever they do stays in their process."""
 
 import signal
+import subprocess
+import sys
 import textwrap
 import threading
 
@@ -309,6 +311,64 @@ def test_what_a_tuner_starts_does_not_hold_its_connection(a_tuner):
     listing = "subprocess.run(['ls', '/proc/self/fd'], capture_output=True, text=True, close_fds=False)"
     tuner = a_tuner(failing(f"return {{'fds': {listing}.stdout.split()}}"))
     assert len(tuner.ask(0).parameters["fds"]) == 4, "stdin, stdout, stderr and the folder"
+
+
+def test_what_a_tuner_forks_neither_answers_for_it_nor_hides_its_death(a_tuner):
+    body = """
+        self.n = getattr(self, "n", 0) + 1
+        if self.n < 3 and os.fork() == 0:
+            return {"n": "of a child"}
+        if self.n == 3:
+            if os.fork() == 0:
+                time.sleep(999)
+            os._exit(3)
+        os.wait()
+        return {"n": self.n}
+    """
+    tuner = a_tuner(failing(body))
+    assert [tuner.ask(key).parameters["n"] for key in range(2)] == [1, 2]
+    with pytest.raises(UserCodeFailed, match="its process ended with exit code 3"):
+        tuner.ask(2)
+
+
+def test_what_a_tuner_starts_in_a_session_of_its_own_ends_with_it(a_tuner):
+    tuner = a_tuner(failing("return {'pid': subprocess.Popen(['sleep', '999'], start_new_session=True).pid}"))
+    child = psutil.Process(tuner.ask(0).parameters["pid"])
+    tuner.close()
+    wait_until(lambda: not child.is_running() or child.status() == "zombie", "its child is gone")
+
+
+def test_a_tuner_that_is_closed_again_signals_nobody(a_tuner, monkeypatch):
+    tuner = a_tuner(failing("os._exit(0)"))
+    with pytest.raises(UserCodeFailed):
+        tuner.ask(0)
+    # Its number is free, and somebody else's sooner or later.
+    monkeypatch.setattr(user_process.os, "killpg", lambda *_: pytest.fail("a signal to whoever it is now"))
+    tuner.close()
+
+
+def test_a_tuner_that_lets_no_thread_run_goes_with_its_manager(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        failing("import re; print(os.getpid(), flush=True); re.match('(a+)+$', 'a' * 99 + 'b')")
+    )
+    manager = f"""if True:
+        from pathlib import Path
+        from nni_manager.config.model import UserClass
+        from nni_manager.tuner.user_classes import UserTuner
+        folder = Path({str(tmp_path)!r})
+        (folder / "log").mkdir()
+        UserTuner(UserClass("mine.Mine", str(folder), None, 60.0), {{}}, {{}}, folder / "log").ask(0)
+    """
+    printed = tmp_path / "log/tuner.log"
+    with subprocess.Popen([sys.executable, "-c", manager]) as process:
+        wait_until(lambda: printed.exists() and printed.read_text().endswith("\n"), "it hangs")
+        worker = psutil.Process(int(printed.read_text()))
+        process.kill()
+    wait_until(lambda: not worker.is_running() or worker.status() == "zombie", "it is gone")
+
+
+def test_a_tuner_may_do_without_its_stdout(a_tuner):
+    assert a_tuner(failing("sys.stdout = None; return {'x': 1}")).ask(0).parameters == {"x": 1}
 
 
 def test_a_result_that_a_tuner_cannot_bear_does_not_end_its_process(a_tuner):

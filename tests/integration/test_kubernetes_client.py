@@ -295,6 +295,16 @@ def test_a_watch_goes_on_with_a_login_that_was_renewed(cluster, server, tmp_path
         assert told.next() == ("Seen", "a")
 
 
+def test_a_watch_outlives_an_answer_that_is_none(cluster, server):
+    server.api.misbehave(200, 1, at=("list", "secrets"))  # a Status in place of the objects
+    with Told(cluster) as told:
+        kind, message = told.next()
+        assert kind == "Trouble"
+        assert message.startswith(f"cannot watch secrets: the answer of {cluster.address} is not understood ")
+        assert told.next() == ("Listed",)
+        assert told.next() == ("Trouble", "")
+
+
 def test_a_server_that_ends_watches_at_once_is_not_hurried(cluster, server, monkeypatch):
     monkeypatch.setattr(watching, "_FIRST_PAUSE_S", 0.5)
     server.api.misbehave(500, 100, at=("watch", "secrets"))

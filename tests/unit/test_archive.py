@@ -154,12 +154,32 @@ def test_a_login_is_not_saved_and_is_asked_for_where_the_experiment_is_loaded(
     assert "archives hold no login; set OPENPAI_TOKEN, or OPENPAI_PASSWORD, " in capsys.readouterr().err
     monkeypatch.setenv("OPENPAI_TOKEN", "another")
     assert main.run(load) == 0
+    assert capsys.readouterr().out.endswith(", on OpenPAI http://pai.example\n")
     folder = ExperimentFolder(there / "nni-experiments/abc11111")
     with StoreReader(folder.database) as reader:
         loaded = ExperimentConfig.from_json(reader.experiment().config).pai
     assert (loaded.token, loaded.storage) == ("another", there / "storage")
     stdout = there / "storage/abc11111/trials/aB3dE/attempts/0/main-0/output/stdout"
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
+
+
+def test_an_experiment_on_kubernetes_is_loaded_where_its_containers_look(saved, move, capsys):
+    storage = ["ClaimStorage", {"path": "/none", "name": "nni"}]
+    kubernetes = {"operator": "frameworkcontroller", "storage": storage, "roles": [], "template": None}
+    path = saved(training_service="frameworkcontroller", kubernetes=kubernetes)
+    there = move("there")
+    load = ["experiment", "load", "-p", str(path)]
+    assert main.run(load) == 1
+    assert "there is no folder /none; name with --storage where " in capsys.readouterr().err
+    (there / "storage").mkdir()
+    assert main.run([*load, "--storage", str(there / "storage")]) == 0
+    folder = ExperimentFolder(there / "nni-experiments/abc11111")
+    assert folder.workspace.root == there / "storage/abc11111"
+    stdout = there / "storage/abc11111/trials/aB3dE/attempts/0/main-0/output/stdout"
+    assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
+    with StoreReader(folder.database) as reader:
+        loaded = ExperimentConfig.from_json(reader.experiment().config).kubernetes
+    assert loaded.storage.path == there / "storage"
 
 
 def test_code_that_was_not_saved_has_to_be_there(saved, move, capsys, here):
@@ -331,6 +351,30 @@ def test_a_whole_archive_cut_anywhere_is_refused(saved, move, capsys):
         with pytest.raises(archive.ArchiveUnusable):
             archive.load(path, archive.Places(path.parent / "logs"))
     assert list((path.parent / "logs").iterdir()) == []
+
+
+def test_code_is_not_written_through_links_of_its_own(saved, move, tmp_path, monkeypatch):
+    # As Python 3.10 before 3.10.12, and 3.11 before 3.11.4.
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    code = io.BytesIO()
+    with tarfile.open(fileobj=code, mode="w:gz") as packed:
+        packed.addfile(a_member("x", tarfile.DIRTYPE))
+        packed.addfile(a_member("x/up", tarfile.SYMTYPE, ".."))
+        # As it is written, it stays inside; through the link before it does not.
+        packed.addfile(a_member("link", tarfile.SYMTYPE, "x/up/../evil"))
+        packed.addfile(a_member("link", size=1), io.BytesIO(b"x"))
+    path = saved("-s")
+    new = path.with_name("y.tar.gz")
+    with tarfile.open(path) as old, tarfile.open(new, "w:gz") as packed:
+        for member in old:
+            content = old.extractfile(member).read() if member.isreg() else b""
+            if member.name == "code.tar.gz":
+                content = code.getvalue()
+                member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+    move("there")
+    assert main.run(["experiment", "load", "-p", str(new)]) == 1
+    assert list(tmp_path.rglob("evil")) == []
 
 
 class Evil:

@@ -256,7 +256,8 @@ def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
 
 # What `python -m tensorboard.main` does as far as nnictl knows of it.
 PROGRAM = """\
-import socket, sys, signal
+import code, socket, sys, signal
+code.InteractiveInterpreter
 print(sys.argv[1:], flush=True)
 server = socket.create_server((sys.argv[sys.argv.index("--host") + 1], int(sys.argv[sys.argv.index("--port") + 1])))
 signal.pause()
@@ -297,6 +298,9 @@ def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_
     folder = an_experiment("abc11111")
     written = folder.workspace.attempt(AttemptKey("aB3dE", 0, "main")).output / "tensorboard"
     written.mkdir(parents=True)
+    # What runs annotated code is in the experiment's folder, and may be a stranger's: no module of it is to be run here.
+    folder.generated_code.mkdir(exist_ok=True)
+    (folder.generated_code / "__init__.py").touch()
     code, out, err = nnictl("tensorboard", "start", "abc", "-T", "aB3", "--port", "auto")
     assert (code, err) == (0, "")
     port = int(out.splitlines()[0].rpartition(":")[2])
@@ -366,3 +370,14 @@ def test_each_shell_gets_a_script_that_asks_nnictl(nnictl, shell):
     code, out, err = nnictl("completion", shell)
     assert (code, err) == (0, "")
     assert f"_NNICTL_COMPLETE={shell}_complete" in out
+
+
+def test_a_manager_looks_for_no_modules_in_its_experiments_folder(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/__init__.py").touch()
+    program = (
+        f"import sys; sys.argv[1:] = ['--folder', '{tmp_path}', '--port', '0']; from nni_manager.__main__ import main; "
+        "main(); import code; print(code.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith("/code.py\n")

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.model import ExperimentConfig, PaiConfig
+from nni_manager.config.model import ClaimStorage, ExperimentConfig, KubernetesConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import Bug, UserMistake
 from nni_manager.services import refuse_what_runs_nowhere_yet, storage_here
@@ -293,7 +293,8 @@ def _placed(
         json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
     )
     pai = None if moved.pai is None else _with_login(moved.pai, places, path)
-    return dataclasses.replace(moved, log_dir=places.log_dir, pai=pai, expansions=())
+    kubernetes = None if moved.kubernetes is None else _with_storage(moved.kubernetes, places, path)
+    return dataclasses.replace(moved, log_dir=places.log_dir, pai=pai, kubernetes=kubernetes, expansions=())
 
 
 def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
@@ -305,12 +306,24 @@ def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
     return value
 
 
-def _with_login(pai: PaiConfig, places: Places, path: Path) -> PaiConfig:
-    storage = places.storage or pai.storage
+def _with_storage(kubernetes: KubernetesConfig, places: Places, path: Path) -> KubernetesConfig:
+    """An NFS export is found where it is mounted; where the volume of a claim is, only the user knows."""
+    if not isinstance(kubernetes.storage, ClaimStorage):
+        return kubernetes
+    storage = _storage_at(places.storage or kubernetes.storage.path, path)
+    return dataclasses.replace(kubernetes, storage=dataclasses.replace(kubernetes.storage, path=storage))
+
+
+def _storage_at(storage: Path, path: Path) -> Path:
     if not storage.is_dir():
         raise UserMistake(
             f"cannot load {path}: there is no folder {storage}; name with --storage where this machine has the shared storage"
         )
+    return storage
+
+
+def _with_login(pai: PaiConfig, places: Places, path: Path) -> PaiConfig:
+    storage = _storage_at(places.storage or pai.storage, path)
     if not (pai.is_local or places.token or places.password):
         raise UserMistake(
             f"cannot load {path}: it runs on OpenPAI {pai.host}, and archives hold no login; set OPENPAI_TOKEN, or "
@@ -361,12 +374,15 @@ def _unpack_code(path: Path, target: Path) -> None:
     with _own_words(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
             above = {posixpath.normpath(str(each)) for each in Path(member.name).parents}
-            if not (member.isreg() or member.isdir() or member.issym()) or not links.isdisjoint(above):
+            name = posixpath.normpath(member.name)
+            if not (member.isreg() or member.isdir() or member.issym()) or not links.isdisjoint(
+                {*above, name}
+            ):
                 raise ValueError(f"{member.name!r} of the code is neither file nor folder nor link")
             if _leads_out(member.name):
                 raise ValueError(f"{member.name!r} of the code lies outside")
             if member.issym():
-                links.add(posixpath.normpath(member.name))
+                links.add(name)
                 if posixpath.isabs(member.linkname) or _leads_out(
                     posixpath.join(posixpath.dirname(member.name), member.linkname)
                 ):

@@ -105,8 +105,10 @@ def load(
                 output.warning(
                     f"there is no folder {own.code_dir} here: put the code of {own.class_name} there"
                 )
+    # Which cluster an archive names is to be looked at: that one gets the login.
+    where = "" if config.pai is None or config.pai.is_local else f", on OpenPAI {config.pai.host}"
     output.info(
-        f"`nnictl view {name}` shows it; `nnictl resume {name}` goes on with it and runs {' and '.join(runs)}"
+        f"`nnictl view {name}` shows it; `nnictl resume {name}` goes on with it and runs {' and '.join(runs)}{where}"
     )
 
 

@@ -79,7 +79,8 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
     with log_path.open("wb") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "tensorboard.main", *where, "--host", _HOST, "--port", str(port)],
-            cwd=known.folder.path,
+            # Python looks for modules where it is started: not in the experiment's folder, where trials and archives write.
+            cwd=sys.prefix,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -37,7 +37,7 @@ class Bohb(Hyperband):
             HyperbandArgs(
                 optimize_mode=args.optimize_mode,
                 seed=args.seed,
-                R=max(1, args.max_budget // args.min_budget),
+                R=args.max_budget,
                 eta=args.eta,
             ),
             smallest_budget=args.min_budget,

@@ -100,12 +100,12 @@ class Hyperband(Tuner):
     """Brackets one after the other, for ever; sets of parameters are drawn at random."""
 
     def __init__(self, space: SearchSpace, args: HyperbandArgs, smallest_budget: int = 1) -> None:
-        """As the experiment file says; budgets are so many times those of `args`."""
-        self._smallest_budget = smallest_budget
+        """As the experiment file says. No budget is below `smallest_budget`, and the last of each bracket is `args.R`."""
         self._sampling = Sampling(space)
         self._seed = secrets.randbits(32) if args.seed is None else args.seed
         self._sign = -1.0 if args.optimize_mode == "maximize" else 1.0
         self._most, self._eta = args.R, args.eta
+        self._most_rounds = int(math.log(args.R / smallest_budget) / math.log(args.eta) + _ROUNDING)
         self._brackets: list[_Bracket] = []
         self._first_open = 0
         self._place_of: dict[int, _Place] = {}
@@ -188,15 +188,14 @@ class Hyperband(Tuner):
         return place
 
     def _add_bracket(self) -> _Bracket:
-        most_rounds = int(math.log(self._most) / math.log(self._eta) + _ROUNDING)
-        number = len(self._brackets)
+        most_rounds, number = self._most_rounds, len(self._brackets)
         last = most_rounds - number % (most_rounds + 1)
         configs = math.ceil((most_rounds + 1) * self._eta**last / (last + 1) - _ROUNDING)
         budget = self._most * self._eta**-last
         rounds = [
             (
                 max(1, int(configs * self._eta**-i + _ROUNDING)),
-                max(1, int(budget * self._eta**i + _ROUNDING)) * self._smallest_budget,
+                int(budget * self._eta**i + _ROUNDING),
             )
             for i in range(last + 1)
         ]

@@ -53,7 +53,8 @@ from nni_manager.tuner.foreign_memo import NOTED_ON_STUDY, NOTED_ON_TRIAL
 from nni_manager.tuner.optuna_log import quieten
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Cuts beyond 8.2 sigma.
-_PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
+PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
+"""How likely a normal variable is to lie below its value: the draw of all normal types."""
 
 quieten()
 
@@ -298,7 +299,7 @@ def _distribution_of(parameter: Parameter) -> BaseDistribution:
         case LogUniform(low, high) | QLogUniform(low, high):
             return FloatDistribution(low, high, log=True)
         case Normal() | QNormal() | LogNormal() | QLogNormal():
-            return _PROBABILITY
+            return PROBABILITY
 
 
 def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
@@ -344,7 +345,7 @@ def _draw_of(parameter: Parameter, value: Any) -> JsonScalar:
             share = NormalDist(mu, sigma).cdf(math.log(value)) if value > 0 else 0.0
         case _:
             return float(value)
-    return min(max(share, _PROBABILITY.low), _PROBABILITY.high)
+    return min(max(share, PROBABILITY.low), PROBABILITY.high)
 
 
 def seed_of_trial(seed: int, trial_key: int) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from statistics import NormalDist
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -26,12 +27,13 @@ from nni_manager.config.algorithms import PbtArgs
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.errors import Bug
 from nni_manager.tuner.base import JsonScalar, Later, PastTrial, Suggestion, Tuner
-from nni_manager.tuner.optuna_backed import Sampling, natural, seed_of_trial
+from nni_manager.tuner.optuna_backed import PROBABILITY, Sampling, natural, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
 
 LOAD, SAVE = "load_checkpoint_dir", "save_checkpoint_dir"
 
 Draws = dict[str, JsonScalar]
+_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,10 @@ class PopulationTuner(Tuner):
     def _moved(self, distribution: BaseDistribution, drawn: Any, *, up: bool) -> Any:
         sign = 1 if up else -1
         match distribution:
+            case _ if distribution == PROBABILITY:
+                # Of a normal variable, which moves by sigmas: to multiply would carry what is likely to the end of the tail.
+                moved = _NORMAL.cdf(_NORMAL.inv_cdf(drawn) + sign * self._args.factor)
+                return min(max(moved, PROBABILITY.low), PROBABILITY.high)
             case CategoricalDistribution(choices=choices):
                 return choices[min(max(choices.index(drawn) + sign, 0), len(choices) - 1)]
             case IntDistribution(low=low, high=high):

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import nni_sdk
 from nni_manager.config.model import UserClass
 from nni_manager.errors import UserMistake
@@ -71,13 +73,14 @@ class UserProcess:
         ours, theirs = socket.socketpair()
         environ = dict(os.environ)
         if self._checkpoints is not None:
-            self._checkpoints.mkdir(exist_ok=True)
             environ["NNI_CHECKPOINT_DIRECTORY"] = str(self._checkpoints)
         with self._lock, theirs:
             if self._is_closed:
                 ours.close()
                 raise UserCodeFailed(self._refusal("the manager ends"))
             try:
+                if self._checkpoints is not None:
+                    self._checkpoints.mkdir(exist_ok=True)
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "nni_manager.tuner.user_worker", str(theirs.fileno())],
                     cwd=self._of.code_dir,
@@ -131,12 +134,18 @@ class UserProcess:
     def close(self) -> None:
         """End the process and all it has started."""
         with self._lock:
-            self._is_closed = True
+            was_closed, self._is_closed = self._is_closed, True
             process = self._process
-        if process is None:
-            return
+        if process is None or was_closed:
+            return  # the number of a process that has ended may be somebody else's by now
+        started: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        for each in started:  # some may have left the group
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                each.kill()
         process.wait()
         if self._connection is not None:
             # Whoever waits for an answer on another thread hears the end of it.

@@ -4,7 +4,7 @@ Theory of operation. The manager starts `python -m nni_manager.tuner.user_worker
 end of a pair of sockets. Each line that comes is a call, `[method of _Worker, its arguments]`, and each is answered by one line:
 `["ok", answer]`, or `["raised", traceback]` for whatever the user's code raises, SystemExit too. Calls are served one by one on
 the main thread, as the user's code may demand. When the manager is gone, its end of the pair is closed, and this process ends
-with all it has started.
+with all it has started. What is forked of it lets go of the pair: an answer comes from this process alone, and its end is seen.
 
 What user code prints goes to the process's own stdout, which the manager keeps in a file. Only the standard library and nni_sdk
 are imported here, so the user's code may have any version of anything.
@@ -13,6 +13,7 @@ are imported here, so the user's code may have any version of anything.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -26,12 +27,17 @@ from typing import Any
 
 # Between the manager and a trial, which has 500 more than the manager: memory that is full takes a trial first.
 _OOM_SCORE = 250
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def main() -> int:
     """Serve calls until the manager closes its end."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)  # nothing the user's code starts is to hold it open
+    os.register_at_fork(after_in_child=lambda: _let_go_of(connection))
+    # Also while the user's code keeps all other threads from running. The manager's thread that has started this process lasts
+    # as long as it needs it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_OOM_SCORE))
     _answer_to_names_of_nni()
@@ -44,9 +50,13 @@ def main() -> int:
             line = _line("ok", getattr(worker, name)(*arguments))
         except BaseException:  # noqa: BLE001 - also what sys.exit raises
             line = _line("raised", traceback.format_exc())
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
         connection.sendall(line)
+
+
+def _let_go_of(connection: socket.socket) -> None:
+    descriptor = connection.detach()  # `close` would wait for who reads it
+    if descriptor >= 0:
+        os.close(descriptor)
 
 
 def _take_calls(connection: socket.socket, calls: queue.SimpleQueue[bytes]) -> None:

@@ -109,6 +109,13 @@ class Watch:
                 since = None
             except NniManagerError as error:
                 self._note(str(error))
+            except Exception as error:  # without this thread no job would ever end
+                logger.exception("an answer is not understood")
+                since = None
+                self._note(
+                    f"cannot watch {self._where[0].plural}: the answer of {self._cluster.address} is not understood "
+                    f"({error!r}); it is asked again, see what is between it and this machine if this lasts"
+                )
             else:
                 pause_s = _FIRST_PAUSE_S
             if time.monotonic() - began_at_s < _SHORTEST_WATCH_S or self._trouble:
