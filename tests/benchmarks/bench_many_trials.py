@@ -12,17 +12,15 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import optuna
+from made_tuner import made_tuner
 from real_experiment import RealExperiment
 from table import Row, render
 
-from nni_manager.config.algorithms import CLASS_ARGS
-from nni_manager.config.search_space import parse_search_space
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import Registry
 from nni_manager.store.store import ExperimentRow, Store, TrialRow
 from nni_manager.tuner.base import PastTrial, Tuner
-from nni_manager.tuner.registry import TUNERS
 from trial_keeper.wire.reasons import ExitReason
 
 LISTED = 10_000
@@ -63,11 +61,9 @@ def listing(trials: int = LISTED, rounds: int = ROUNDS) -> list[Row]:
 def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
     """Median time of TPE's next proposal when it knows 1,000 trials, beside Optuna's own sampler with as many, in turns."""
     space = {name: {"_type": "uniform", "_value": [0, 1]} for name in NUMBERS}
-    args = CLASS_ARGS["TPE"].model_validate({"optimize_mode": "minimize", "seed": 1})
-    tuner = TUNERS["TPE"](parse_search_space(space), args, Path.cwd())
+    tuner = made_tuner("TPE", space, seed=1)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
-    random_args = CLASS_ARGS["Random"].model_validate({"seed": 2})
-    random = TUNERS["Random"](parse_search_space(space), random_args, Path.cwd())
+    random = made_tuner("Random", space, seed=2)
     _learn(tuner, study, random, trials)
     ours_s, theirs_s = [], []
     for key in range(trials, trials + rounds):

@@ -6,29 +6,24 @@ a budget among trials is given that of 100 whole ones.
 """
 
 import argparse
-import json
 import math
 import os
 import statistics
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise, starmap
-from pathlib import Path
 from random import Random
 
 import optuna
+from made_tuner import made_tuner
 from scipy.stats import mannwhitneyu
 from table import Row, render
 
 from nni_manager.config.algorithms import reason_against_tuner
-from nni_manager.config.reader import read_experiment_file
-from nni_manager.tuner.base import Tuner
 from nni_manager.tuner.hyperband import BUDGET
-from nni_manager.tuner.registry import make_tuner
 
 TRIALS = 100
 SEEDS = 20
@@ -116,7 +111,12 @@ FUNCTIONS = {
 
 def of_tuner(name: str, function: str, seed: int, trials: int) -> float:
     """The least value that a tuner of ours finds, as far above the function's least."""
-    problem, tuner = FUNCTIONS[function], _made(name, function, seed)
+    problem = FUNCTIONS[function]
+    space = {
+        f"x{number}": {"_type": "uniform", "_value": list(bound)}
+        for number, bound in enumerate(problem.bounds)
+    }
+    tuner = made_tuner(name, space, seed=seed, **WITH_BUDGET.get(name, {}))
     least, key, noises = math.inf, 0, Random(seed)
     whole = WITH_BUDGET.get(name, {}).get("max_budget", 60)
     left = trials * whole
@@ -130,29 +130,6 @@ def of_tuner(name: str, function: str, seed: int, trials: int) -> float:
             least = min(least, value)
         key, left = key + 1, left - budget
     return least
-
-
-def _made(name: str, function: str, seed: int) -> Tuner:
-    """As an experiment file has it."""
-    document = {
-        "experimentName": "quality",
-        "trialCommand": "true",
-        "trialCodeDirectory": ".",
-        "trialConcurrency": 1,
-        "trainingService": {"platform": "local"},
-        "searchSpace": {
-            f"x{number}": {"_type": "uniform", "_value": list(bound)}
-            for number, bound in enumerate(FUNCTIONS[function].bounds)
-        },
-        "tuner": {
-            "name": name,
-            "classArgs": {"optimize_mode": "minimize", "seed": seed, **WITH_BUDGET.get(name, {})},
-        },
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "experiment.yml")
-        file.write_text(json.dumps(document))  # JSON is YAML
-        return make_tuner(read_experiment_file(file))
 
 
 def of_sampler(name: str, function: str, seed: int, trials: int) -> float:

@@ -142,22 +142,27 @@ class KubeApi:
         yield from ({"type": "ADDED", "object": each} for each in found)
         while True:
             with self.store.changed:
-                if since < self.store.oldest:
-                    text = f"too old resource version: {since} ({self.store.oldest})"
-                    yield {"type": "ERROR", "object": Refused(410, "Expired", text).document()}
-                    return
+                oldest = self.store.oldest
+                if since < oldest:
+                    break
                 if epoch != self._watch_epoch:
                     raise ConnectionAbortedError
                 if self._is_closed or time.monotonic() > ends_at_s:
                     break
                 if at == len(self.store.history):
                     self.store.changed.wait(max(0, min(ends_at_s - time.monotonic(), 1.0)))
+                    continue  # meanwhile the watch may have to end
                 news = self.store.history[at:]
                 at += len(news)
                 since = max(since, self.store.version if news else since)
             for entry in news:
                 if entry.kind == kind and (event := _seen_by(entry, namespace, labels, fields)):
                     yield event
+        # Nothing is sent with the lock held: whoever reads slowly would hold up all others.
+        if since < oldest:
+            text = f"too old resource version: {since} ({oldest})"
+            yield {"type": "ERROR", "object": Refused(410, "Expired", text).document()}
+            return
         if query.get("allowWatchBookmarks") in ("true", "True", "1"):
             meta = {"resourceVersion": str(since)}
             yield {

@@ -220,6 +220,20 @@ def test_what_trials_of_experiments_that_are_over_left_is_cleaned_and_nothing_el
     assert "There is nothing to clean" in nnictl("platform", "clean", "-c", str(home / "pai.yml"))[1]
 
 
+def test_a_claim_of_kubernetes_is_a_storage_like_any_other(nnictl, an_experiment, home):
+    an_experiment("done1111", storage=home / "storage")
+    root = left_by_trials(home / "storage", "done1111")
+    (home / "fc.yml").write_text(
+        CONFIG.replace("local", "frameworkcontroller").partition("trial:")[0]
+        + "trial:\n  codeDir: .\n  taskRoles:\n"
+        + "  - {name: w, taskNum: 1, command: 'true', gpuNum: 0, cpuNum: 1, memoryMB: 100, image: i,\n"
+        + "     frameworkAttemptCompletionPolicy: {minFailedTaskCount: 1, minSucceededTaskCount: 1}}\n"
+        + f"frameworkcontrollerConfig: {{storage: pvc, pvc: {{path: {home}/storage, name: nni}}}}\n"
+    )
+    code, out, err = nnictl("platform", "clean", "-c", str(home / "fc.yml"), "--yes")
+    assert (code, out, err) == (0, f"INFO: Removed 2 folders and files from {root}\n", "")
+
+
 def test_nothing_is_cleaned_without_a_yes(nnictl, an_experiment, home):
     an_experiment("done1111", storage=home / "storage")
     root = left_by_trials(home / "storage", "done1111")

@@ -30,7 +30,7 @@ from trial_keeper.wire.messages import Offsets, Stream
 LOG_CHUNK_BYTES = 256 * 1024
 METRICS_CHUNK_BYTES = 256 * 1024
 # At 10 ms per confirmed round trip these carry 100 MB/s each, of logs only when no trial runs that the link holds them back for.
-# What comes while the manager's disk syncs is synced together the next time: with half of this logs catch up half as fast.
+# What comes while the disk syncs is synced together the next time: with half of this, logs come at two thirds of the rate.
 LOG_WINDOW_BYTES = 1024 * 1024
 # A metric record is durable only as a whole, so the window must hold the longest one (999,999 bytes and its frame).
 METRICS_WINDOW_BYTES = 1024 * 1024

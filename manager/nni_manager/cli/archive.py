@@ -37,6 +37,7 @@ from typing import Any
 from nni_manager.config.model import ExperimentConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import Bug, UserMistake
+from nni_manager.services import refuse_what_runs_nowhere_yet, storage_here
 from nni_manager.store.copying import copy_store
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.store import StoreReader
@@ -91,13 +92,15 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
     with StoreReader(folder.database) as reader:
         config = ExperimentConfig.from_json(reader.experiment().config)
     warnings, left_out = [], 0
-    if config.pai is not None and config.pai.job_text:
+    template = config.kubernetes.template_text if config.kubernetes is not None else None
+    if template or (config.pai is not None and config.pai.job_text):
         warnings.append(f"{target} holds the job file of the experiment, with whatever secrets stand in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
         copy_store(folder.database, part / _STORE, config=_without_login(config).to_json(), secret=b"")
         if has_code and not config.is_annotated:
-            excluded = (config.log_dir,) if config.pai is None else (config.log_dir, config.pai.storage)
+            storage = storage_here(config)
+            excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
             snapshot = take_snapshot(config.code_dir, Workspace(part), config.secret_files, excluded)
             os.rename(part / snapshot.name, part / _CODE)
         # 0600: it holds what the experiment's folder holds.
@@ -200,8 +203,10 @@ def load(path: Path, places: Places) -> tuple[ExperimentFolder, ExperimentConfig
                 f"cannot load {path}: experiment {name} is here already; `nnictl experiment delete {name}` first"
             )
         config = _placed(config, folder, places, path, has_code=(part / _CODE).exists())
+        refuse_what_runs_nowhere_yet(config)
+        storage = storage_here(config)
         try:
-            folder.make(None if config.pai is None else config.pai.storage, reuses_jobs=config.reuse.is_on)
+            folder.make(storage, reuses_jobs=config.reuse.is_on)
             with _own_words(path):
                 copy_store(
                     part / _STORE,
@@ -328,7 +333,7 @@ def _fill(folder: ExperimentFolder, config: ExperimentConfig, part: Path) -> Non
         for each in (part / name).iterdir() if (part / name).is_dir() else ():
             (folder.workspace.root / name).mkdir(exist_ok=True)
             shutil.move(each, folder.workspace.root / name / each.name)
-            if config.pai is not None:
+            if folder.workspace.root != folder.path:
                 _open_to_read(folder.workspace.root / name / each.name)
     if (part / _CODE).exists() and not _holds_anything(config.code_dir):
         config.code_dir.mkdir(parents=True, exist_ok=True)

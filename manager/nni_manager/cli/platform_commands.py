@@ -10,7 +10,7 @@ import click
 from nni_manager.cli import output
 from nni_manager.cli.experiments import KnownExperiment, known_experiments, stored_status
 from nni_manager.cli.options import agreed, example
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.errors import NniManagerError
 from trial_keeper.wire.workspace import Workspace, is_safe_name
 
 
@@ -40,30 +40,29 @@ def clean(config_path: Path, is_agreed: bool) -> int:
     belongs to experiments that run, or that this user does not know, stays.
     """
     from nni_manager.config.reader import read_experiment_file
+    from nni_manager.services import refuse_what_runs_nowhere_yet, storage_here
 
     config = read_experiment_file(config_path, reads_code=False)
-    if config.pai is None and config.training_service != "local":
-        raise UserMistake(
-            f"cannot clean {config.training_service}: this version runs no experiments there; name a file for pai"
-        )
-    if config.pai is None:
+    refuse_what_runs_nowhere_yet(config)
+    storage = storage_here(config)
+    if storage is None:
         output.info(
             "Experiments on this machine leave everything in their own folders; `nnictl experiment delete ID` removes one"
         )
         return 0
     known = {each.experiment_id: each for each in known_experiments()}
     cleanable = []
-    for workspace in _workspaces_in(config.pai.storage):
+    for workspace in _workspaces_in(storage):
         reason = _reason_to_keep(known.get(workspace.root.name), workspace)
         if reason is None:
             cleanable.append(workspace)
         elif reason:
             output.warning(f"{workspace.root} stays: {reason}")
     if not cleanable:
-        output.info(f"There is nothing to clean in {config.pai.storage}")
+        output.info(f"There is nothing to clean in {storage}")
         return 0
     names = ", ".join(workspace.root.name for workspace in cleanable)
-    if not is_agreed and not agreed(f"Remove what trials of {names} left in {config.pai.storage}?"):
+    if not is_agreed and not agreed(f"Remove what trials of {names} left in {storage}?"):
         output.info("Nothing was removed")
         return 1
     return max(map(_clean, cleanable))

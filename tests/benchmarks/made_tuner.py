@@ -1,0 +1,27 @@
+"""Tuners for measurements, made as an experiment's are."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.tuner.base import Tuner
+from nni_manager.tuner.registry import make_tuner
+
+
+def made_tuner(name: str, space: dict[str, Any], **class_args: Any) -> Tuner:
+    """The tuner that an experiment file with this search space and these classArgs names; it minimises."""
+    document = {
+        "experimentName": "measured",
+        "trialCommand": "true",
+        "trialCodeDirectory": ".",
+        "trialConcurrency": 1,
+        "trainingService": {"platform": "local"},
+        "searchSpace": space,
+        "tuner": {"name": name, "classArgs": {"optimize_mode": "minimize", **class_args}},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "experiment.yml")
+        file.write_text(json.dumps(document))  # JSON is YAML
+        return make_tuner(read_experiment_file(file))
