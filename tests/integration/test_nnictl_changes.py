@@ -164,8 +164,8 @@ def test_results_are_imported_all_or_none_and_who_cannot_use_them_says_so(manage
     assert manager.engine.reader.imported() == []
     results.write_text('[{"parameter": {"x": 0.5}, "value": 1}]')
     code, out, err = nnictl("experiment", "import", "-f", results)
-    assert (code, out) == (0, "INFO: Imported 1 results into experiment TESTEXPT\n")
-    assert "the tuner Random makes use of 0 of them" in err
+    assert (code, out) == (0, "INFO: Imported 1 result into experiment TESTEXPT\n")
+    assert "the tuner Random makes use of none of them" in err
     assert len(manager.engine.reader.imported()) == 1
 
 

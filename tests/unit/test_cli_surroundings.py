@@ -19,7 +19,7 @@ from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey
 
 CONFIG = """\
-experimentName: digits
+experimentName: dïgits
 authorName: ada
 trialConcurrency: 2
 trainingServicePlatform: local
@@ -93,6 +93,36 @@ def an_experiment(home):
 
 def a_manager(host="127.0.0.1", port=9000, **more):
     return ManagerProcess(os.getpid(), host, port, __version__, "the-token", **more)
+
+
+# ---- where it prints
+
+
+@pytest.mark.parametrize(
+    ("command", "environ"), [("{} >&-", {}), ("{} 2>&-", {}), ("{}", {"PYTHONIOENCODING": "ascii"})]
+)
+def test_what_stdout_cannot_take_is_no_traceback(an_experiment, command, environ):
+    an_experiment("abc11111")
+    nnictl = f"{sys.executable} -c 'from nni_manager.cli.main import main; main()' experiment list --all"
+    done = subprocess.run(
+        ["bash", "-c", command.format(nnictl)],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("abc11111" in done.stdout) is (command != "{} >&-")
+    assert ("d\\xefgits" in done.stdout) is bool(environ)
+
+
+def test_an_experiment_is_saved_into_a_folder_that_is_there(nnictl, an_experiment, tmp_path):
+    an_experiment("abc11111")
+    code, _, err = nnictl("experiment", "save", "abc11111", "--path", str(tmp_path / "none" / "a.tar.gz"))
+    assert (code, err) == (
+        1,
+        f"ERROR: cannot write {tmp_path}/none/a.tar.gz: there is no folder {tmp_path}/none; make it, or name another\n",
+    )
 
 
 # ---- the eight commands

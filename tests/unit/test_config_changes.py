@@ -36,6 +36,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentConfig:
         ("MAX_TRIAL_NUM", {"maxTrialNum": None}, "max_trial_number", None),
         ("MAX_EXEC_DURATION", {"maxExecDuration": "90m"}, "max_exec_duration_s", 5400.0),
         ("MAX_EXEC_DURATION", {"maxExecDuration": 90}, "max_exec_duration_s", 90.0),
+        ("MAX_EXEC_DURATION", {"maxExecDuration": "90"}, "max_exec_duration_s", 90.0),
         ("MAX_EXEC_DURATION", {"maxExperimentDuration": "2h"}, "max_exec_duration_s", 7200.0),
         ("MAX_TRIAL_DURATION", {"maxTrialDuration": "30s"}, "max_trial_duration_s", 30.0),
     ],

@@ -168,7 +168,7 @@ def test_a_secret_is_in_no_text_that_anybody_sees(write):
     ("old", "new", "sentence"),
     [
         ("token: s3cret", "token: 'a b'", "cannot use paiConfig.token: its value is not the token"),
-        ("token: s3cret", "passWord: 12", "cannot use paiConfig.passWord: its value is not your password there"),
+        ("token: s3cret", "passWord: 12", "cannot use paiConfig.passWord: without quotes YAML reads its value as a number"),
         ("token: s3cret", "token: a\n  passWord: b", "cannot log in with paiConfig: there are both"),
         ("  token: s3cret\n", "", "cannot log in with paiConfig: there is neither token nor passWord"),
         ("  image: msranni/nni:latest\n", "", "cannot do without trial.image: OpenPAI must know it of each job"),

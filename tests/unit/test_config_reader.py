@@ -222,8 +222,8 @@ WRONG_VALUES = {
         "trialConcurrency: {your_number}": "cannot use trialConcurrency: it is still the placeholder of an",
     },
     "experimentName: digits": {
-        "experimentName: 007": "cannot use experimentName: 7 is not a name; write e.g. experimentName: digits",
-        "experimentName: 2024-01-01": 'cannot use experimentName: "2024-01-01" is not a name',
+        "experimentName: 007": "cannot use experimentName: without quotes YAML reads 7 as a number; put it in quotes",
+        "experimentName: 2024-01-01": 'cannot use experimentName: without quotes YAML reads "2024-01-01" as a date',
         'experimentName: ""': 'cannot use experimentName: "" is not a name',
     },
     "useAnnotation: false": {

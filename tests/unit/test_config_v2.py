@@ -132,8 +132,8 @@ def test_keys_may_be_written_with_underscores(place: Path) -> None:
     ("before", "after", "line", "key", "words"),
     [
         ("trialConcurrency: 2", "trialConcurrency: 0", 3, "trialConcurrency", "cannot use trialConcurrency: 0 is not"),
-        ("trialCommand: python3 train.py", "trialCommand: 5", 2, "trialCommand", "cannot use trialCommand: 5 is not"),
-        ("  token: a-token", "  token: 5", 10, "trainingService.token", "write e.g. token: "),
+        ("trialCommand: python3 train.py", "trialCommand: 5", 2, "trialCommand", "without quotes YAML reads 5 as a number"),
+        ("  token: a-token", "  token: 5", 10, "trainingService.token", "YAML reads its value as a number"),
         ("8 GB", "much", 12, "trainingService.trialMemorySize", '"much" is not a whole number of MB from 100 on, or'),
         ("8 GB", "1mb", 12, "trainingService.trialMemorySize", 'cannot use trainingService.trialMemorySize: "1mb" is not'),
         ("  storageConfigName", "  storageName", 17, "trainingService.storageName", "did you mean"),

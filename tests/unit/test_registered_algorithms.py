@@ -71,7 +71,7 @@ def test_all_mistakes_of_a_meta_file_are_told_at_once(home):
     with pytest.raises(ConfigInvalid) as raised:
         read_meta(meta)
     assert [each.key for each in raised.value.mistakes] == [
-        "builtinName", "className", "algoType", "classname",
+        "algoType", "builtinName", "className", "classname",
     ]  # fmt: skip
     meta.write_text("{algoType: tuner, builtinName: d, className: m.C, codeDirectory: none}")
     with pytest.raises(

@@ -232,9 +232,9 @@ def test_parameters_in_the_support_have_no_problems():
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"lr": 1.1}, "lr: 1.1 is outside LogUniform(low=0.001, high=1.0)"),
+        ({"lr": 1.1}, "lr: 1.1 is outside loguniform [0.001, 1]"),
         ({"lr": math.nan}, "lr: NaN is outside"),
-        ({"n": 4}, "n: 4 is outside RandInt(low=1, high=4)"),
+        ({"n": 4}, "n: 4 is outside randint [1, 4]"),
         ({"n": 2.0}, "n: 2.0 is outside"),
         ({"n": True}, "n: true is outside"),
         ({"net": True}, "net: true is not an option"),

@@ -85,6 +85,10 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         UserMistake: the experiment is not over, or its code cannot be packed.
         OSError: the archive cannot be written.
     """
+    if not target.parent.is_dir():
+        raise UserMistake(
+            f"cannot write {target}: there is no folder {target.parent}; make it, or name another"
+        )
     with StoreReader(folder.database) as reader:
         config = ExperimentConfig.from_json(reader.experiment().config)
     warnings, left_out = [], 0

@@ -188,8 +188,10 @@ def import_results(experiment_id: str | None, path: Path) -> None:
     space, tuner = parse_search_space(params["searchSpace"]), params["tuner"]["builtinTunerName"]
     _refuse(document, read_results(document.value, space, tuner)[1])
     counts = client.post("/experiment/import-data", document=document.value)
-    output.info(f"Imported {counts['imported']} results into experiment {known.experiment_id}")
+    results = "1 result" if counts["imported"] == 1 else f"{counts['imported']} results"
+    output.info(f"Imported {results} into experiment {known.experiment_id}")
     if counts["used"] < counts["imported"]:
         output.warning(
-            f"the tuner {tuner} makes use of {counts['used']} of them; the page on tuners says which learn so"
+            f"the tuner {tuner} makes use of {counts['used'] or 'none'} of them; "
+            "docs/changing-a-running-experiment.md says which learn so"
         )

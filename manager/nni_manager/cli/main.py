@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -39,7 +40,18 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
             signal.signal(number, _interrupt)
+    _let_streams_take_anything()
     sys.exit(run(sys.argv[1:]))
+
+
+def _let_streams_take_anything() -> None:
+    # Closed by whoever started nnictl, or of a character set that lacks a trial's letters: no reason for a traceback.
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        elif stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -35,6 +35,8 @@ def _count_or_none(value: Any) -> int | None:
 
 
 def _seconds_or_none(value: Any) -> float | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)  # seconds, as from a command line
     if isinstance(value, bool) or not isinstance(value, int | float):
         return duration_s(value)
     # As long as the longest that can be written with a unit, which no clock leaves.

@@ -116,7 +116,15 @@ def read_yaml(path: Path) -> Document:
         mark = error.problem_mark or error.context_mark
         remedy = "indent with spaces" if "'\\t'" in problem else "mend the YAML there"
         if "mapping values" in problem and mark is not None:
-            remedy = _remedy_for_a_lost_line(text.splitlines()[mark.line])
+            line = text.splitlines()[mark.line]
+            if ":" in line[: mark.column]:
+                problem = "the value in this line has a colon and a blank, which begin another value in YAML"
+                remedy = "put the whole value in single quotes"
+            else:
+                remedy = _remedy_for_a_lost_line(line)
+        for found, (said, way_out) in _IN_PLAIN_WORDS.items():
+            if found in problem:
+                problem, remedy = said, way_out
         place = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
         raise _refused(path, f"cannot read {path.name}: {problem}; {remedy}", *place) from error
     except yaml.YAMLError as error:
@@ -171,6 +179,24 @@ _SECTION_OF = {
     "userName": "paiConfig",
     "operator": "kubeflowConfig",
     "platform": "trainingService",
+}
+
+
+# What PyYAML finds, in words of its own parts, and what its user sees.
+_IN_PLAIN_WORDS = {
+    "<block end>, but found '<block mapping start>'": (
+        "this line is indented like none above it",
+        "give the keys of one section the same indentation",
+    ),
+    "<block end>, but found '<scalar>'": (
+        "text follows a closing quote or bracket",
+        "put the whole value in quotes of the other kind",
+    ),
+    "<block end>, but found '-'": (
+        "an item of a list stands among keys",
+        "write `key: value` here, or indent the item below the key of its list",
+    ),
+    "found another document": ("a second document begins here, after ---", "keep one experiment in a file"),
 }
 
 

@@ -89,8 +89,8 @@ def _read(
         problems.append(
             (
                 (*here, "value"),
-                f"cannot use [{index}].value: {shown(value)} has no finite number; write a number, or a mapping with one "
-                "under default, or leave this result out",
+                f"cannot use [{index}].value: {'null' if value is None else shown(value)} has no finite number; write a "
+                "number, or a mapping with one under default, or leave this result out",
             )
         )
     if "parameter" in entry:

@@ -93,7 +93,7 @@ def read_first_schema(path: Path) -> dict[str, Any]:
     reading = _Reading(path, document, reads_code=False)
     mistakes = [*document.mistakes, *reading.mistakes_of_shape()]
     if mistakes:
-        raise ConfigInvalid(mistakes)
+        raise ConfigInvalid(sorted(mistakes, key=lambda each: each.line or 0))
     return reading.raw
 
 
@@ -672,6 +672,8 @@ class _Reading:
             self._refuse(place, f"cannot use {key}: {shown(written)}: {error.strerror}; mend the path")
             return None
         if str(absolute) != written:
+            if isinstance(self.document, DocumentV2):
+                key = self.document.key(place)
             self.expansions.append(Expansion(key, written, absolute))
         return absolute
 

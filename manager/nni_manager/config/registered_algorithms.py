@@ -94,7 +94,7 @@ def read_meta(path: Path) -> RegisteredAlgorithm:
             message = f"cannot use codeDirectory: there is no folder {folder}; create it or mend the path"
             mistakes.append(document.mistake(("codeDirectory",), message))
     if meta is None or mistakes or document.mistakes:
-        raise ConfigInvalid([*document.mistakes, *mistakes])
+        raise ConfigInvalid(sorted([*document.mistakes, *mistakes], key=lambda each: each.line or 0))
     return RegisteredAlgorithm(
         meta.algo_type, meta.builtin_name, meta.class_name, meta.class_args_validator, folder
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
@@ -21,6 +22,16 @@ _PLACEHOLDER = re.compile(
     r"^(\{\s*[\w .-]+\s*\}|\$\{(?![A-Z_0-9]+\})[^{}]+\}|<[^<>]+>)$|\{your_\w+\}|^your_\w+$|<your[^<>]*>"
 )
 _SENTENCE = "sentence"
+# Written too far to the left, it is what people have most.
+_OF_ALGORITHMS = ("optimize_mode", "seed")
+# What YAML makes of text without quotes: 2024, 1.10, no, 2024-01-01.
+_READ_AS: dict[type, str] = {
+    int: "a number",
+    float: "a number",
+    bool: "a truth value",
+    date: "a date",
+    datetime: "a date",
+}
 
 
 class Schema(BaseModel):
@@ -137,7 +148,15 @@ def _sentence(
     if field is None:
         if (answer := answers.get(key, inside.answers.get(last))) is not None:
             return f"cannot use {key}: {answer}"
-        remedy = remedy_for_unknown(last, _fields(inside), verb="remove it or use")
+        fields = _fields(inside)
+        if homes := [
+            name for name, each in fields.items() if (below := schema_in(each)) and last in _fields(below)
+        ]:
+            one = homes[0] if len(homes) == 1 else f"one of {', '.join(homes)}"
+            return f"cannot use {key}: it does not stand here by itself; indent it below {one}"
+        if last in _OF_ALGORITHMS and "classArgs" in fields:
+            return f"cannot use {key}: it is an argument of the algorithm; indent it below classArgs"
+        remedy = remedy_for_unknown(last, fields, verb="remove it or use")
         return f"cannot use {key or 'this file'}: there is no such key here; {remedy}"
     what, example = field.description, (field.examples or [""])[0]
     written = f"write e.g. {last}: {example}"
@@ -148,6 +167,9 @@ def _sentence(
         return f"cannot do without {key}: it must be {what}; {written}"
     if is_placeholder(value):
         return f"cannot use {key}: it is still the placeholder of an example; {written}"
+    if kind == "string_type" and (read_as := _READ_AS.get(type(value))) is not None:
+        what_stands = shown(value) if field.repr else "its value"
+        return f"cannot use {key}: without quotes YAML reads {what_stands} as {read_as}; put it in quotes"
     if not field.repr:
         return f"cannot use {key}: its value is not {what}; {written}"  # which is a secret
     return f"cannot use {key}: {shown(value)} is not {what}; {written}"

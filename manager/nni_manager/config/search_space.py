@@ -371,7 +371,7 @@ def _problems_within(space: SearchSpace, parameters: Any, path: Path) -> list[st
     if not isinstance(parameters, Mapping):
         return [f"{key_of(path)}: {shown(parameters)} is {_kind(parameters)}, not a mapping"]
     problems = [
-        f"{key_of((*path, name))} is not in the space" for name in parameters.keys() - space.parameters.keys()
+        f"{key_of((*path, name))} is not in the space" for name in parameters if name not in space.parameters
     ]
     for name, parameter in space.parameters.items():
         here = (*path, name)
@@ -380,7 +380,7 @@ def _problems_within(space: SearchSpace, parameters: Any, path: Path) -> list[st
         elif isinstance(parameter, Choice):
             problems += _problems_of_choice(parameter, parameters[name], here)
         elif not (_is_number(parameters[name]) and _supports(parameter, parameters[name])):
-            problems.append(f"{key_of(here)}: {shown(parameters[name])} is outside {parameter}")
+            problems.append(f"{key_of(here)}: {shown(parameters[name])} is outside {_written(parameter)}")
     return problems
 
 
@@ -400,6 +400,13 @@ def _problems_of_choice(choice: Choice, value: Any, path: Path) -> list[str]:
 def same_json(left: Any, right: Any) -> bool:
     """Whether both are one JSON text; Python's == holds True equal to 1."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+def _written(parameter: Parameter) -> str:
+    """A numeric parameter as its user wrote it: uniform [0, 1]."""
+    word, names = next((word, names) for word, (kind, names) in _NUMERIC.items() if type(parameter) is kind)
+    numbers = [getattr(parameter, name) for name in names]
+    return f"{word} {[int(each) if _is_whole(each) else each for each in numbers]}"
 
 
 def _supports(parameter: Parameter, value: float) -> bool:

@@ -316,6 +316,10 @@ class DocumentV2(Document):
     warnings: tuple[str, ...] = ()
     """What the user should know though it is no mistake."""
 
+    def key(self, path: PathInFile) -> str:
+        """The name that this file has for a place of the v1 file."""
+        return key_of(self._v2(path) or path)
+
     def mistake(self, path: PathInFile, message: str) -> Mistake:
         """A mistake at this path of the v1 file, told as one of this file."""
         message = _in_words_of_v2(message, self.names)
