@@ -75,7 +75,7 @@ class Tuner(Recoverable):
         """A trial is over; after `receive_trial_result`, if it had a result. `kwargs` has `trial_job_id`."""
 
     def update_search_space(self, search_space: "dict[str, Any]") -> None:
-        """The search space as the experiment has it: at first, and when it has changed."""
+        """The search space, before anything else. When it changes, a new object hears it, and by `import_data` what is known."""
         raise NotImplementedError("Tuner: update_search_space not implemented")
 
     def import_data(self, data: "list[dict[str, Any]]") -> None:
