@@ -188,7 +188,7 @@ def test_jobs_that_left_while_no_manager_was_there_cost_no_trial(a_real_experime
 
 
 def test_a_job_that_died_after_its_trial_had_ended_takes_no_other_trial_with_it(a_real_experiment):
-    experiment = a_real_experiment(GATED, maxTrialNum=4, trialConcurrency=1, **REUSE)
+    experiment = a_real_experiment(GATED, maxTrialNum=6, trialConcurrency=1, **REUSE)
     os.mkfifo(experiment.code / "gate")
     experiment.start()
     gated = wait_until(lambda: trial_of(experiment, 1, "RUNNING"), "the gated trial runs")
@@ -204,10 +204,12 @@ def test_a_job_that_died_after_its_trial_had_ended_takes_no_other_trial_with_it(
     ended_how = {
         trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trial-jobs")
     }
-    # Given ahead, and begun or not by the time of the kill.
-    assert ended_how.pop(2) in [("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")]
+    # Given ahead: over, or running, or not yet begun by the time of the kill. The job runs one at a time.
+    ahead = [ended_how.pop(number) for number in (2, 3, 4)]
+    assert set(ahead) <= {("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")}
+    assert ahead.count(("FAILED", "keeper lost")) <= 1
     # Given to the job when it was dead already.
-    assert ended_how == dict.fromkeys((0, 1, 3), ("SUCCEEDED", "succeeded"))
+    assert ended_how == dict.fromkeys((0, 1, 5), ("SUCCEEDED", "succeeded"))
 
 
 def test_a_stopped_trial_leaves_its_job_to_the_next_and_a_stopped_experiment_leaves_nothing(

@@ -278,13 +278,19 @@ def test_a_warm_trial_that_was_given_ahead_is_itself_and_one_that_was_called_bac
     until_warm(job)
     trials = [job.give(f"{sys.executable} train.py {gate}") for gate in gates]
     wait_for_text(site.attempt(key_of(trials[0])).stream(Stream.STDOUT), b"True")
-    site.manager.send(StopTrial(trials[1], ExitReason.STOPPED_BY_USER))
-    for number in (0, 2, 3):
+    # In this order, so that the first ends only when the second has been called back.
+    for number in (1, 0):
+        site.manager.send(StopTrial(trials[number], ExitReason.STOPPED_BY_USER))
+    for number in (2, 3):
         wait_for_text(site.attempt(key_of(trials[number])).stream(Stream.STDOUT), b"True")
         site.open_gate(f"gate{number}")
-    for number in (0, 2, 3):
+    for number, reason in (
+        (0, ExitReason.STOPPED_BY_USER),
+        (2, ExitReason.SUCCEEDED),
+        (3, ExitReason.SUCCEEDED),
+    ):
         key = key_of(trials[number])
-        assert job.end_of(trials[number]).exit_code == 0
+        assert job.end_of(trials[number]).reason is reason
         assert site.file(Stream.STDOUT, key).decode() == f"{trials[number]} {site.attempt(key).path} True\n"
         assert WARM.encode() in site.file(Stream.KEEPER, key)
     assert site.workspace.attempts_of(trials[1]) == []
