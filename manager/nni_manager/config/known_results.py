@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nni_manager.config.algorithms import problems_within
 from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, key_of, shown
 from nni_manager.config.search_space import Path, SearchSpace
 from nni_manager.domain.metrics import reward
@@ -68,6 +67,9 @@ def read_results(
 def _read(
     entry: Any, index: int, space: SearchSpace, tuner: str
 ) -> tuple[KnownResult | None, list[tuple[Path, str]]]:
+    # Here: the store speaks of results, too, and whoever only lists trials need not wait for all the schemas.
+    from nni_manager.config.algorithms import problems_within
+
     here: Path = (index,)
     if not isinstance(entry, Mapping):
         return None, [(here, f"cannot import [{index}]: {shown(entry)} is no result; write {_EXAMPLE}")]
