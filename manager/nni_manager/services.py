@@ -6,6 +6,7 @@ of what a manager would otherwise import.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from collections.abc import Callable
@@ -24,13 +25,14 @@ from nni_manager.config.model import (
     NfsStorage,
     PaiConfig,
 )
-from nni_manager.errors import Bug, UserMistake
+from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
 from trial_keeper.wire.workspace import Workspace
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service
+    from nni_manager.training_services.kubernetes.azure_share import AzureShare
     from nni_manager.training_services.kubernetes.operator import Operator
     from nni_manager.training_services.openpai.job import JobTemplate
     from nni_manager.training_services.openpai.protocol import Storage
@@ -216,7 +218,10 @@ def _on_kubernetes(
                 f"cannot read privateRegistryAuthPath {path}: {error}; log in to the registry again with `docker login`"
             ) from error
     cluster, operator = Kubernetes(), operator_of(kubernetes)
-    return lambda on_job_ended: KubernetesService(cluster, operator, folder.workspace, on_job_ended, logins)
+    share = share_of(config, folder.workspace)
+    return lambda on_job_ended: KubernetesService(
+        cluster, operator, folder.workspace, on_job_ended, logins, share
+    )
 
 
 def operator_of(kubernetes: KubernetesConfig) -> Operator:
@@ -248,11 +253,6 @@ def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
             "describe the roles there"
         )
     match kubernetes.storage:
-        case AzureStorage():
-            raise UserMistake(
-                f"cannot run {name} with azureStorage: the file is right, and this version gives containers NFS exports and "
-                "claims only; write storage: nfs or storage: pvc"
-            )
         case ClaimStorage(path, None):
             raise UserMistake(
                 f"cannot run {name} with pvc alone: containers mount the claim by its name; write it beside the path, e.g. "
@@ -261,7 +261,7 @@ def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
 
 
 def storage_here(config: ExperimentConfig) -> Path | None:
-    """Where this machine has the storage that it shares with jobs; None when those run here.
+    """Where this machine has the storage that it shares with jobs; None when those run here, or it has a share in its place.
 
     Raises:
         NotMounted: it has it nowhere.
@@ -278,7 +278,42 @@ def storage_here(config: ExperimentConfig) -> Path | None:
         case ClaimStorage(path):
             return path
         case AzureStorage():
-            raise Bug("cannot say where an Azure share is: nobody refused it in time; please report it")
+            return None
+
+
+def share_of(
+    config: ExperimentConfig, workspace: Workspace, patience: Patience | None = None
+) -> AzureShare | None:
+    """The share that the experiment's jobs mount and this machine does not; None where there is none.
+
+    Raises:
+        AzureMissing, KeyUnreadable, VaultAway: it cannot be used.
+    """
+    if config.kubernetes is None or not isinstance(config.kubernetes.storage, AzureStorage):
+        return None
+    try:
+        from nni_manager.training_services.kubernetes.azure_share import AzureShare
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("azure"):
+            raise
+        from nni_manager.training_services.kubernetes.errors import AzureMissing
+
+        raise AzureMissing from error
+    return AzureShare(config.kubernetes.storage, workspace.root, patience)
+
+
+def remove_from_share(config: ExperimentConfig, workspace: Workspace) -> str:
+    """Remove what lies on the experiment's share, if it has one; why that was not possible, else empty."""
+    from nni_manager.training_services.patience import Patience
+
+    try:
+        share = share_of(config, workspace, Patience(tries=2))
+        if share is not None:
+            with contextlib.closing(share):
+                share.remove(workspace.root)
+    except NniManagerError as error:
+        return f"{error}. Its folder {workspace.root.name} stays there: remove it in Azure's portal"
+    return ""
 
 
 def address_for_keepers(config: ExperimentConfig) -> str:

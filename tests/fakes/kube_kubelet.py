@@ -34,10 +34,10 @@ class Waiting(Exception):
 
 
 class Kubelet:
-    """`exports`: an NFS export ("server:/path") or the name of a claim, and the folder that it is here."""
+    """`exports`: an NFS export ("server:/path"), a claim's name, or account, share and key of Azure; each with a folder."""
 
     def __init__(self, store, folder, exports):
-        self._store, self._folder, self._exports = store, Path(folder), exports
+        self._store, self._folder, self.exports = store, Path(folder), exports
         self.missing_images: set[str] = set()
         self.is_full = False
         self._pods: dict[str, _Pod] = {}
@@ -188,18 +188,35 @@ class Kubelet:
                 found[name] = self._folder / f"{meta['uid']}-{name}"
                 found[name].mkdir(exist_ok=True)
                 continue
+            if "azureFile" in volume:
+                found[name] = self._azure_share(meta["namespace"], volume["azureFile"])
+                continue
             if "nfs" in volume:
                 source = f"{volume['nfs']['server']}:{volume['nfs']['path']}"
             else:
                 source = volume["persistentVolumeClaim"]["claimName"]
                 if self._store.find(CLAIMS, meta["namespace"], source) is None:
                     raise Waiting("ContainerCreating", f'persistentvolumeclaim "{source}" not found')
-            if source not in self._exports:
+            if source not in self.exports:
                 raise Waiting(
                     "ContainerCreating", f"MountVolume.SetUp failed: mount.nfs: {source}: no such export"
                 )
-            found[name] = Path(self._exports[source])
+            found[name] = Path(self.exports[source])
         return found
+
+    def _azure_share(self, namespace, volume):
+        """The folder that `exports` has under the account, the share and the key that a secret holds."""
+        secret = self._store.find(SECRETS, namespace, volume["secretName"])
+        if secret is None:
+            raise Waiting(
+                "ContainerCreating", f'MountVolume.SetUp failed: secret "{volume["secretName"]}" not found'
+            )
+        keys = ("azurestorageaccountname", "azurestorageaccountkey")
+        account, key = (base64.b64decode(secret["data"][each]).decode() for each in keys)
+        folder = self.exports.get((account, volume["shareName"], key))
+        if folder is None:
+            raise Waiting("ContainerCreating", "MountVolume.SetUp failed: mount error(13): Permission denied")
+        return Path(folder)
 
     def environment(self, pod, container):
         """Its variables, with references filled in."""

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from kube_definitions import FRAMEWORK
 from kube_kubelet import expanded
 
-from nni_manager.config.model import ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.config.model import AzureStorage, ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.domain.completion import TaskRole
 from nni_manager.training_services.frameworkcontroller.render import (
     completion_of,
@@ -26,6 +26,7 @@ from nni_manager.training_services.kubernetes.render import (
     render_secrets,
     selector_of,
 )
+from nni_manager.training_services.kubernetes.storage import azure_secret
 from trial_keeper.settings import KeeperSettings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frameworkcontroller"
@@ -43,15 +44,23 @@ TEAM = replace(
     service_account="frameworkbarrier",
 )
 REUSED = replace(SETTINGS, job_id="env-3", trial_id=None)
-CASES = {"one": (ONE, SETTINGS), "team": (TEAM, SETTINGS), "reused": (ONE, REUSED)}
+AZURE = replace(ONE, storage=AzureStorage("mystorage", "nni", "my-vault", "storage-key"))
+CASES = {
+    "one": (ONE, SETTINGS),
+    "team": (TEAM, SETTINGS),
+    "reused": (ONE, REUSED),
+    "azure": (AZURE, SETTINGS),
+}
 
 
 def rendered(name):
     config, settings = CASES[name]
     framework = render_framework(config, "team-a", settings)
     made = framework | {"metadata": framework["metadata"] | {"uid": "u-1"}}
-    secrets = render_secrets(made, job_secrets(config, settings.token, {LOGIN: '{"auths": {}}'}))
-    return {"framework": framework, "secrets": secrets}
+    contents = job_secrets(config, settings.token, {LOGIN: '{"auths": {}}'})
+    if config is AZURE:
+        contents.append(azure_secret("mystorage", "a2V5"))
+    return {"framework": framework, "secrets": render_secrets(made, contents)}
 
 
 def pods(framework):
@@ -99,11 +108,24 @@ def test_a_token_is_in_a_secret_that_the_framework_owns_and_nowhere_else():
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Framework", "nniexpexptexpttrialtrial", "u-1")
 
 
+def test_the_key_of_a_share_is_in_a_secret_that_the_framework_owns_and_nowhere_else():
+    made = rendered("azure")
+    assert "a2V5" not in json.dumps(made["framework"])
+    (pod,) = pods(made["framework"])
+    token, key = made["secrets"]
+    assert pod["spec"]["volumes"][0]["azureFile"] == {
+        "secretName": key["metadata"]["name"],
+        "shareName": "nni",
+    }
+    assert key["metadata"]["ownerReferences"] == token["metadata"]["ownerReferences"]
+    assert "a2V5" not in repr(azure_secret("mystorage", "a2V5"))
+
+
 def test_a_registry_login_that_two_roles_share_is_one_secret():
     made = rendered("team")
-    assert [secret["type"] for secret in made["secrets"]] == ["Opaque", "kubernetes.io/dockerconfigjson"]
+    assert [secret["type"] for secret in made["secrets"]] == ["kubernetes.io/dockerconfigjson", "Opaque"]
     names = {pod["spec"]["imagePullSecrets"][0]["name"] for pod in pods(made["framework"])}
-    assert names == {made["secrets"][1]["metadata"]["name"]}
+    assert names == {made["secrets"][0]["metadata"]["name"]}
 
 
 def test_only_tasks_that_have_others_wait_for_them():

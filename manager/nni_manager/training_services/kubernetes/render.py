@@ -23,7 +23,7 @@ from nni_manager.config.model import (
 )
 from nni_manager.errors import Bug
 from nni_manager.training_services.kubernetes.api import Document
-from nni_manager.training_services.kubernetes.storage import SecretContent
+from nni_manager.training_services.kubernetes.storage import STORAGE_SECRET, SecretContent
 from nni_manager.training_services.run_script import finds_keeper
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -141,7 +141,9 @@ def volume_of(storage: KubernetesStorage, name: str) -> Document:
             return {"nfs": {"server": server, "path": path}}
         case ClaimStorage(_, str() as claim):
             return {"persistentVolumeClaim": {"claimName": claim}}
-        case ClaimStorage() | AzureStorage():
+        case AzureStorage(_, share):
+            return {"azureFile": {"secretName": f"{name}{STORAGE_SECRET}", "shareName": share}}
+        case ClaimStorage():
             raise Bug(f"cannot mount the storage of {name}: nobody refused it in time; please report it")
 
 
@@ -189,13 +191,13 @@ def as_it_is(text: str) -> str:
 
 
 def job_secrets(config: KubernetesConfig, token: str, logins: Mapping[Path, str]) -> list[SecretContent]:
-    """What the pods of every job need to know and nobody else. `logins`: the content of each registry login."""
+    """What the pods of every job need to know and nobody else, the token last. `logins`: the content of each registry login."""
     return [
-        SecretContent("", "Opaque", {TOKEN: token}),
         *(
             SecretContent(suffix, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": logins[path]})
             for path, suffix in _login_names(config, "").items()
         ),
+        SecretContent("", "Opaque", {TOKEN: token}),
     ]
 
 
