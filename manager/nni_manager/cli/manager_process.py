@@ -155,9 +155,10 @@ def _start_on(folder: ExperimentFolder, host: str, port: int, debug: bool, is_ne
             child = _spawned(folder, host, port, ["--debug"] if debug else [], stdout, stderr)
         process = _wait_until_ready(folder, child, folder.process, folder.manager_stderr, stderr_before)
         return KnownExperiment(folder, process)
-    except BaseException:
+    except BaseException as error:
         if child is not None:
             _end_half_started(folder, child, is_new)
+        _forget_lost_port(error, folder.manager_stderr, stderr_before)
         raise
 
 
@@ -169,10 +170,17 @@ def _view_on(folder: ExperimentFolder, host: str, port: int) -> KnownExperiment:
             child = _spawned(folder, host, port, ["--view"], stderr, stderr)
         process = _wait_until_ready(folder, child, folder.running_view, folder.view_stderr, stderr_before)
         return KnownExperiment(folder, None, view=process)
-    except BaseException:
+    except BaseException as error:
         if child is not None:
             _end_half_started(folder, child, is_new=False)
+        _forget_lost_port(error, folder.view_stderr, stderr_before)
         raise
+
+
+def _forget_lost_port(error: BaseException, stderr: Path, size_before: int) -> None:
+    """Whoever asked is told, or the next port is tried; a line that stayed would be taken for a fault of what runs then."""
+    if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
+        os.truncate(stderr, size_before)
 
 
 def _size_of(path: Path) -> int:
