@@ -21,7 +21,7 @@ from typing import Any
 
 import requests
 
-from nni_manager.cli.client import api_url, session_with
+from nni_manager.client.manager_client import api_url, session_with
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.engine.engine import Engine
 from nni_manager.service.servicer import KeeperServer

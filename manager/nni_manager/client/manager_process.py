@@ -1,4 +1,4 @@
-"""The manager's process as nnictl sees it: begin, wait until it is ready, end."""
+"""The manager's process as those see it who want one: begin, wait until it is ready, end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import psutil
 
-from nni_manager.cli import output
-from nni_manager.cli.client import ConnectionClosed, ManagerClient, ManagerSilent
-from nni_manager.cli.experiments import KnownExperiment
-from nni_manager.cli.preflight import HOST, ports_are_free
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerSilent
+from nni_manager.client.preflight import HOST, ports_are_free
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, TryAgain, UserMistake
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.process_identity import terminate
