@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import resolve
 from nni_manager.cli.options import example, experiment_argument
+from nni_manager.client import output
+from nni_manager.client.experiments import resolve
 
 if TYPE_CHECKING:
     from nni_manager.store.store import StoreReader

@@ -1,4 +1,4 @@
-"""The manager's process as nnictl sees it: begin, wait until it is ready, end."""
+"""The manager's process as those see it who want one: begin, wait until it is ready, end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import psutil
 
-from nni_manager.cli import output
-from nni_manager.cli.client import ConnectionClosed, ManagerClient, ManagerSilent
-from nni_manager.cli.experiments import KnownExperiment
-from nni_manager.cli.preflight import HOST, ports_are_free
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerSilent
+from nni_manager.client.preflight import HOST, ports_are_free
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, TryAgain, UserMistake
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.process_identity import terminate
@@ -155,9 +155,10 @@ def _start_on(folder: ExperimentFolder, host: str, port: int, debug: bool, is_ne
             child = _spawned(folder, host, port, ["--debug"] if debug else [], stdout, stderr)
         process = _wait_until_ready(folder, child, folder.process, folder.manager_stderr, stderr_before)
         return KnownExperiment(folder, process)
-    except BaseException:
+    except BaseException as error:
         if child is not None:
             _end_half_started(folder, child, is_new)
+        _forget_lost_port(error, folder.manager_stderr, stderr_before)
         raise
 
 
@@ -169,10 +170,17 @@ def _view_on(folder: ExperimentFolder, host: str, port: int) -> KnownExperiment:
             child = _spawned(folder, host, port, ["--view"], stderr, stderr)
         process = _wait_until_ready(folder, child, folder.running_view, folder.view_stderr, stderr_before)
         return KnownExperiment(folder, None, view=process)
-    except BaseException:
+    except BaseException as error:
         if child is not None:
             _end_half_started(folder, child, is_new=False)
+        _forget_lost_port(error, folder.view_stderr, stderr_before)
         raise
+
+
+def _forget_lost_port(error: BaseException, stderr: Path, size_before: int) -> None:
+    """Whoever asked is told, or the next port is tried; a line that stayed would be taken for a fault of what runs then."""
+    if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
+        os.truncate(stderr, size_before)
 
 
 def _size_of(path: Path) -> int:

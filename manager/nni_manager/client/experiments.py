@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.cli.client import ManagerClient, ManagerSilent, RequestRefused
+from nni_manager.client.manager_client import ManagerClient, ManagerSilent, RequestRefused
 from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.store.folders import (
     ExperimentFolder,

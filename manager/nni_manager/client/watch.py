@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nni_manager.cli import output
-from nni_manager.cli.client import ManagerSilent
-from nni_manager.cli.experiments import KnownExperiment, stored_status, stored_summary
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment, stored_status, stored_summary
+from nni_manager.client.manager_client import ManagerSilent
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
 
 if TYPE_CHECKING:
