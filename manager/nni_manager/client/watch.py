@@ -58,8 +58,10 @@ class View(Protocol):
         """The experiment as it is now."""
 
 
-def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S) -> Summary:
+def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S, shown_by: View | None = None) -> Summary:
     """Show the experiment until it is over and no trial of it runs; the last summary.
+
+    `shown_by` None: on stdout, live if that is a terminal.
 
     Raises:
         ManagerGone: its manager died, or does not answer.
@@ -68,7 +70,7 @@ def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S) -> Summary:
     if client is None:
         return stored_summary(known.folder)
     answered_at_s = time.monotonic()
-    with _view() as view:
+    with shown_by or _view() as view:
         while True:
             try:
                 summary: Summary = client.summary()
