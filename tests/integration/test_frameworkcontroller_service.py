@@ -14,7 +14,7 @@ from real_experiment import until
 pytest.importorskip("kubernetes")
 
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
-from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.errors import TryAgain
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes import service
@@ -293,33 +293,23 @@ def test_a_submission_that_was_lost_on_its_way_back_is_taken_up(site):
 
 
 class OtherStorage(SharedStorage):
-    """One that this machine does not have, with a key of its own."""
-
-    def __init__(self):
-        self.is_away = True
+    """One that has a key of its own."""
 
     def secrets(self):
         return (SecretContent("-key", "Opaque", {"key": "c0a1"}),)
 
-    def hand_over(self, settings):
-        if self.is_away:
-            raise UserMistake("cannot bring the code there; try later")
 
-
-def test_what_jobs_read_is_brought_to_their_storage_before_there_is_a_job(site):
+def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_made_when_all_else_is(site):
     site.storage = OtherStorage()
 
     async def work():
         async with site.manager() as service:
-            with pytest.raises(TryAgain, match="cannot bring the code there"):
-                await service.submit(site.settings())
-            assert not site.store.list(FRAMEWORKS)
-            site.storage.is_away = False
             await service.submit(site.settings())
             (framework,) = site.store.list(FRAMEWORKS)
-            secrets = {each["metadata"]["name"]: each for each in site.store.list(SECRETS)}
-            assert set(secrets) == {NAME, f"{NAME}-key"}
-            (owner,) = secrets[f"{NAME}-key"]["metadata"]["ownerReferences"]
+            secrets = site.store.list(SECRETS)
+            secrets.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
+            assert [each["metadata"]["name"] for each in secrets] == [f"{NAME}-key", NAME]
+            (owner,) = secrets[0]["metadata"]["ownerReferences"]
             assert owner["uid"] == framework["metadata"]["uid"]
 
     run(work())

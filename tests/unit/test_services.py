@@ -120,10 +120,6 @@ def on_kubernetes(config, **changed):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (
-            {"operator": "tf-operator"},
-            "on OpenPAI and on FrameworkController only; write trainingServicePlatform",
-        ),
         ({"template": Path("/f.yml")}, "cannot run config.yml with configPath: .*describe the roles there"),
         ({"storage": ClaimStorage(Path("/data"), None)}, "e.g. pvc: {path: /data, name: nni}"),
     ],

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import KnownExperiment, resolve
 from nni_manager.cli.options import Command, example, experiment_argument, trial_option
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
 from trial_keeper.wire.own_files import NotOwnFile, open_inside
 
@@ -188,7 +188,7 @@ def _print_trial(
     *,
     path_only: bool,
 ) -> None:
-    from nni_manager.cli import watch
+    from nni_manager.client import watch
 
     if place is None:
         why = f" ({watch.why(asked)})" if asked["message"].strip() else ""
