@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.model import (
+    MOUNT,
     AzureStorage,
     ClaimStorage,
     ExperimentConfig,
@@ -97,8 +98,6 @@ def checkpoints_of(config: ExperimentConfig, folder: ExperimentFolder) -> Path:
         if config.pai is not None or config.kubernetes is not None:
             checkpoints.chmod(OPEN_TO_ALL)  # for the users that containers run as
     if config.kubernetes is not None:
-        from nni_manager.training_services.kubernetes.render import MOUNT
-
         return Workspace(Path(MOUNT) / folder.experiment_id).checkpoints
     if config.pai is None or (config.pai.is_local and not mounts_work()):
         return folder.workspace.checkpoints.resolve()
@@ -244,17 +243,11 @@ def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
     kubernetes = config.kubernetes
     if kubernetes is None:
         return
-    name = config.config_path.name
-    if kubernetes.template is not None:
-        raise UserMistake(
-            f"cannot run {name} with configPath: the file is right, and this version makes jobs of trial.taskRoles only; "
-            "describe the roles there"
-        )
     match kubernetes.storage:
         case ClaimStorage(path, None):
             raise UserMistake(
-                f"cannot run {name} with pvc alone: containers mount the claim by its name; write it beside the path, e.g. "
-                f"pvc: {{path: {path}, name: nni}}"
+                f"cannot run {config.config_path.name} with pvc alone: containers mount the claim by its name; write it "
+                f"beside the path, e.g. pvc: {{path: {path}, name: nni}}"
             )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shlex
+from dataclasses import replace
 
 import pytest
 from kube_api import KubeCluster
@@ -13,6 +14,8 @@ from real_experiment import until
 
 pytest.importorskip("kubernetes")
 
+from nni_manager.config.document import Document
+from nni_manager.config.framework_template import read_template
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.errors import TryAgain
 from nni_manager.training_services.base import JobPresence
@@ -313,6 +316,49 @@ def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_made_when_all_
             assert owner["uid"] == framework["metadata"]["uid"]
 
     run(work())
+
+
+def test_a_job_of_a_users_own_framework_runs_its_commands_with_the_users_volumes(site, tmp_path):
+    def role(name, *command):
+        container = {
+            "name": "mine",
+            "image": "me/train:1",
+            "command": ["sh", "-c"],
+            "args": ["; ".join(command)],
+            "env": [{"name": "WORD", "value": "mine"}],
+            "volumeMounts": [{"name": "own", "mountPath": "/own"}],
+        }
+        spec = {"containers": [container], "volumes": [{"name": "own", "emptyDir": {}}]}
+        return {"name": name, "taskNumber": 1, "task": {"pod": {"spec": spec}}}
+
+    own = {
+        "apiVersion": "frameworkcontroller.microsoft.com/v1",
+        "kind": "Framework",
+        "spec": {
+            "taskRoles": [
+                role("ps", "exit 0"),
+                role(
+                    "worker",
+                    'echo "$(WORD) $FB_PS_IPS" > /own/word',
+                    "cp /own/word /tmp/mount/EXPT/said",
+                    "exit 3",
+                ),
+            ]
+        },
+    }
+    template = read_template(Document("framework.yml", own, None), None)
+    site.config = replace(site.config, roles=template.roles, template_text=template.text)
+    site.runs('exec bash -c "$TRIAL_KEEPER_COMMAND"')
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            ended = await site.has_ended()
+            assert ended.exit_code == 3
+            await until(site.is_clean, "nothing is left", WITHIN_S)
+
+    run(work())
+    assert (tmp_path / "EXPT" / "said").read_text() == "mine 127.0.0.1\n"
 
 
 def test_two_jobs_whose_frameworks_would_have_one_name_do_not_mix(site):

@@ -120,7 +120,6 @@ def on_kubernetes(config, **changed):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"template": Path("/f.yml")}, "cannot run config.yml with configPath: .*describe the roles there"),
         ({"storage": ClaimStorage(Path("/data"), None)}, "e.g. pvc: {path: /data, name: nni}"),
     ],
 )
