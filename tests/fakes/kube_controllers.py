@@ -8,7 +8,7 @@ import contextlib
 import threading
 import uuid
 
-from kube_store import CONFIG_MAPS, FOREGROUND, NAMESPACES, PODS, Kind, Refused, now
+from kube_store import CONFIG_MAPS, FOREGROUND, NAMESPACES, PODS, QUOTAS, Kind, Refused, now
 
 FRAMEWORKS = Kind(
     "frameworkcontroller.microsoft.com", "v1", "frameworks", "Framework", has_status=False, is_custom=True
@@ -48,7 +48,7 @@ class Controllers:
                 with self._store.changed:
                     self._collect(entry)
                     self._finish_namespace(entry)
-                    for framework in self._concerned(entry):
+                    for framework in [*self._concerned(entry), *self._held_up(entry)]:
                         # What is refused now may not be when something changes, and is done again then.
                         with contextlib.suppress(Refused):
                             framework_step(self._store, framework)
@@ -124,6 +124,14 @@ class Controllers:
         ):
             yield there
 
+    def _held_up(self, entry):
+        """Frameworks whose pods a quota may have kept from being made, when there may be room again."""
+        is_over = entry.kind == PODS and entry.after["status"]["phase"] in _OVER
+        if entry.kind == QUOTAS or (entry.kind == PODS and (entry.type == "DELETED" or is_over)):
+            for framework in self._store.list(FRAMEWORKS, entry.after["metadata"]["namespace"]):
+                if "status" in framework and _pending(framework):
+                    yield framework
+
 
 def _without_foreground(found):
     found["metadata"]["finalizers"].remove(FOREGROUND)
@@ -156,7 +164,10 @@ def framework_step(store, framework):
         _request_config_map(store, framework)
     elif state == "AttemptCreationRequested":
         _request_pods(store, framework)
+        status["state"] = "AttemptPreparing"
     elif state in ("AttemptPreparing", "AttemptRunning"):
+        if _pending(framework):
+            _request_pods(store, framework)  # those that were refused before
         _go_on_with_tasks(store, framework)
     elif state == "AttemptDeletionPending":
         config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
@@ -240,6 +251,10 @@ def _tasks(framework):
             yield role, told, task
 
 
+def _pending(framework):
+    return [task for _, _, task in _tasks(framework) if task["state"] == "AttemptCreationPending"]
+
+
 def _owner(kind, found):
     return {
         "apiVersion": found["apiVersion"],
@@ -273,6 +288,8 @@ def _request_pods(store, framework):
     meta, attempt = framework["metadata"], framework["status"]["attemptStatus"]
     owner = _owner("ConfigMap", store.get(CONFIG_MAPS, meta["namespace"], attempt["configMapName"]))
     for role, told, task in _tasks(framework):
+        if task["state"] != "AttemptCreationPending":
+            continue
         template = role["task"]["pod"]
         said = {
             "FC_FRAMEWORK_NAMESPACE": meta["namespace"],
@@ -318,6 +335,8 @@ def _request_pods(store, framework):
         try:
             made = store.create(PODS, meta["namespace"], body)
         except Refused as refused:
+            if refused.status != 422:
+                continue  # for the moment, as with a quota: it is tried again, and nobody is told
             task["state"] = "AttemptDeletionPending"
             task["attemptStatus"]["completionStatus"] = _completion(
                 *(-200, "PodCreationPermanentError", refused.message, "Failed"), attributes=["Permanent"]
@@ -328,7 +347,6 @@ def _request_pods(store, framework):
             "podUID": made["metadata"]["uid"],
             "instanceUID": f"0_{made['metadata']['uid']}",
         }
-    framework["status"]["state"] = "AttemptPreparing"
 
 
 def _go_on_with_tasks(store, framework):
