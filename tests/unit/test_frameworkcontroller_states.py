@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.frameworkcontroller.states import FrameworkState, verdict_of
+from nni_manager.training_services.kubernetes.operator import Stage
 from nni_manager.training_services.kubernetes.pods import is_over, last_words, why_it_waits
 from trial_keeper.wire.reasons import ExitReason
 
@@ -62,9 +62,9 @@ def test_every_recorded_state_is_known_and_only_the_last_is_an_end():
     told = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
     states = [FrameworkState.of({"status": {"state": word}}) for word in told]
     assert FrameworkState.UNKNOWN not in states
-    ends = [state.presence is JobPresence.ENDED for state in states]
+    ends = [state.stage is Stage.ENDED for state in states]
     assert ends.index(True) == told.index("Completed")
-    assert FrameworkState.of({}).presence is JobPresence.RUNNING
+    assert FrameworkState.of({}).stage is Stage.WAITING
     assert FrameworkState.of({"status": {"state": "New"}}) is FrameworkState.UNKNOWN
 
 

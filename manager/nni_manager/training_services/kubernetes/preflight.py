@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nni_manager.config.model import ClaimStorage
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.errors import ClusterLacks, Forbidden, NotThere
-from nni_manager.training_services.kubernetes.resources import CLAIMS, SERVICE_ACCOUNTS, Resource
+from nni_manager.training_services.kubernetes.operator import Operator
+from nni_manager.training_services.kubernetes.resources import (
+    CLAIMS,
+    PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Resource,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +26,20 @@ class Needs:
     rights: tuple[tuple[str, Resource], ...]
     service_account: str | None = None
     claims: tuple[str, ...] = ()
+
+
+def needs_of(operator: Operator, namespace: str) -> Needs:
+    """What the jobs of an experiment need."""
+    config = operator.config
+    verbs = {
+        operator.resource: ("create", "get", "list", "watch", "delete"),
+        PODS: ("list", "watch"),
+        SECRETS: ("create", "get"),
+    }
+    rights = tuple((verb, resource) for resource, each in verbs.items() for verb in each)
+    storage = config.storage
+    claims = (storage.name,) if isinstance(storage, ClaimStorage) and storage.name else ()
+    return Needs(namespace, operator.resource, rights, config.service_account, claims)
 
 
 def check(cluster: Kubernetes, needs: Needs) -> None:

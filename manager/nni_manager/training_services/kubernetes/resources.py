@@ -34,6 +34,3 @@ PODS = Resource("", "v1", "pods", "Pod")
 SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-FRAMEWORKS = Resource(
-    "frameworkcontroller.microsoft.com", "v1", "frameworks", "Framework", operator="FrameworkController"
-)
