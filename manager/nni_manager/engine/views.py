@@ -107,7 +107,7 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "value": trial.value,
         "reason": trial.reason and trial.reason.value,
         "exitCode": trial.exit_code,
-        "message": trial.message,
+        "message": _message(picture, trial),
         "warning": trial.warning,
         "attempt": trial.attempt,
         "retries": trial.retries,
@@ -117,6 +117,14 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "usage": usage_view(trial),
         **road_view(picture, trial),
     }
+
+
+def _message(picture: Picture, trial: Trial) -> str:
+    """How it ended, or what keeps it from beginning."""
+    if trial.state is not TrialState.WAITING or not trial.job_id:
+        return trial.message
+    why = picture.why_it_waits(trial.job_id)
+    return f"not started yet: {why}" if why else trial.message
 
 
 def road_view(picture: Picture, trial: Trial) -> dict[str, Any]:
