@@ -12,6 +12,7 @@ from real_experiment import until
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes import service as service_module
+from nni_manager.training_services.kubernetes import watch as watch_module
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.service import KubernetesService
 from nni_manager.training_services.kubernetes.storage import SharedStorage
@@ -84,6 +85,7 @@ class KubeSite:
 def a_site(folder, monkeypatch, runs=None):
     """A cluster that has FrameworkController and an export. `runs`: see Kubelet. What is asked again is asked soon."""
     monkeypatch.setattr(service_module, "_FIRST_AGAIN_S", 0.05)
+    monkeypatch.setattr(watch_module, "_FIRST_PAUSE_S", 0.05)
     node = folder / "node"
     node.mkdir()
     with KubeCluster(node, {"nas:/nni": folder}, runs) as cluster:

@@ -69,7 +69,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class _Job:
-    """One job. `was_taken`: its resource is there, or was. `was_seen`: a watch has shown it."""
+    """One job. `was_taken`: its resource is there, or was. `was_seen`: a watch has shown it. `gone_pods`: by their names."""
 
     job_id: str
     name: str
@@ -81,6 +81,7 @@ class _Job:
     is_ending: bool = False
     waits_since_s: float = field(default_factory=time.monotonic)
     has_begun: bool = False
+    gone_pods: set[str] = field(default_factory=set)
 
 
 class KubernetesService(TrainingService):
@@ -320,7 +321,9 @@ class KubernetesService(TrainingService):
                 job_id, name = job_of(document), document["metadata"]["name"]
                 pods = self._pods.setdefault(job_id, {})
                 pods[name] = document
-                if isinstance(change, Gone) and job_id not in self._jobs:
+                if isinstance(change, Gone) and (job := self._jobs.get(job_id)) is not None:
+                    job.gone_pods.add(name)
+                elif isinstance(change, Gone):
                     del pods[name]  # of a job whose end was told
                     if not pods:
                         del self._pods[job_id]
@@ -374,12 +377,12 @@ class KubernetesService(TrainingService):
         """Tell how it ended, with its last words if they come, and clear it away."""
         if verdict.exit_code != 0 and verdict.pod is not None:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._until_ended(job.job_id, verdict.pod), _POD_LAG_S)
+                await asyncio.wait_for(self._until_ended(job, verdict.pod), _POD_LAG_S)
         self._end(job, verdict.exit_code, self._message(job.job_id, verdict), verdict.reason)
         self._delete_soon(job.name, job.uid)
 
-    async def _until_ended(self, job_id: str, pod: str) -> None:
-        while not is_over(self._pods.get(job_id, {}).get(pod, {})):
+    async def _until_ended(self, job: _Job, pod: str) -> None:
+        while pod not in job.gone_pods and not is_over(self._pods.get(job.job_id, {}).get(pod, {})):
             self._pod_news.clear()
             await self._pod_news.wait()
 
