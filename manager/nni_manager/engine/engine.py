@@ -323,6 +323,7 @@ class Engine:
             len(self.keepers),
             self.keepers.roads,
             time.monotonic(),
+            why_it_waits=self._service.why_it_waits,
         )
 
     def note_taken(self) -> None:

@@ -1,5 +1,6 @@
 """An experiment at one moment, taken from the engine that runs it or, when none does, from what is stored."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nni_manager.config.model import ExperimentConfig
@@ -44,7 +45,8 @@ class Picture:
 
     Times in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper
     has not been heard. `keepers`: how many are connected. `roads`: how each job is heard, at `now_s` of the monotonic
-    clock; without a manager none is. `is_view`: nothing can be changed where this comes from.
+    clock; without a manager none is. `is_view`: nothing can be changed where this comes from. `why_it_waits`: see
+    `TrainingService.why_it_waits`; empty without a manager.
     """
 
     config: ExperimentConfig
@@ -58,6 +60,7 @@ class Picture:
     roads: Roads = field(default_factory=Roads)
     now_s: float = 0.0
     is_view: bool = False
+    why_it_waits: Callable[[str], str] = lambda job_id: ""
 
     @classmethod
     def stored(cls, folder: ExperimentFolder, *, has_trials: bool = True) -> "Picture":
