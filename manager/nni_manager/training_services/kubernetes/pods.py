@@ -64,10 +64,17 @@ def has_run(pod: Mapping[str, Any]) -> bool:
 
 
 def first_failed(pods: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The name of the pod that failed first, as far as is told; None where none has failed."""
+    """The name of the pod that failed first, as far as is told; None where none has failed.
+
+    Operators end the others within the same second, which is all that Kubernetes tells of the time.
+    """
     failed = {name: pod for name, pod in pods.items() if (pod.get("status") or {}).get("phase") == "Failed"}
-    # Of those that ended within one second any may have been the first, and one that was ended from outside says no time.
-    return min(failed, key=lambda name: (_ended_at(failed[name]) or "~", name), default=None)
+
+    def order(name: str) -> tuple[bool, str, str]:
+        is_ended_by_others = "deletionTimestamp" in (failed[name].get("metadata") or {})
+        return is_ended_by_others, _ended_at(failed[name]) or "~", name
+
+    return min(failed, key=order, default=None)
 
 
 def failure_of(pod: Mapping[str, Any]) -> tuple[int | None, bool]:
