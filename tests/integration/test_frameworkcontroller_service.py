@@ -10,17 +10,20 @@ from kube_controllers import FRAMEWORKS
 from kube_events import tell
 from kube_site import NAME, QUICK, WITHIN_S, a_site, run
 from kube_store import NAMESPACES, PODS, QUOTAS, SECRETS
-from real_experiment import until
+from real_experiment import a_manager_here, until
 
 pytest.importorskip("kubernetes")
 
+from nni_manager.cli.watch import trial_cells
 from nni_manager.config.model import KubernetesConfig, NfsStorage
+from nni_manager.engine.views import trial_view
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.errors import ClusterLacks
 from nni_manager.training_services.kubernetes.preflight import check, needs_of
+from nni_manager.training_services.kubernetes.service import KubernetesService
 from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
 from trial_keeper.wire.reasons import ExitReason
 
@@ -278,6 +281,26 @@ def test_why_a_pod_does_not_start_is_what_people_are_told(site):
             site.cluster.node.is_full = True
             await service.submit(site.settings("trial2"))
             await until(lambda: "Unschedulable: 0/1 nodes are available" in service.problem, "told", WITHIN_S)
+
+    run(work())
+
+
+def test_why_a_trial_does_not_start_is_its_message_and_the_experiments_problem(site, a_real_experiment):
+    site.cluster.node.missing_images.add("me/train:1")
+    experiment = a_real_experiment("pass", trialConcurrency=1)
+    why = 'ImagePullBackOff: Back-off pulling image "me/train:1": not found'
+
+    def service_of(on_job_ended):
+        kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), FrameworkController(site.config)
+        return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
+
+    async def work():
+        async with a_manager_here(experiment, service_of) as engine:
+            await until(lambda: why in engine.picture().problem, "the problem is told", WITHIN_S)
+            (trial,) = engine.experiment.trials.values()
+            shown = trial_view(engine.picture(), trial)
+            assert (shown["state"], shown["message"]) == ("WAITING", f"not started yet: {why}")
+            assert f"(not started yet: {why})" in trial_cells(shown)[2]
 
     run(work())
 
