@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import kube_definitions as definitions
 import pytest
-from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, TF_JOBS, TRAIN_JOBS
+from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
 from kube_site import QUICK, WITHIN_S, a_site, run
 from kube_store import DEFINITIONS, JOBS, PODS, SECRETS
 from real_experiment import until
@@ -41,17 +41,9 @@ KINDS = {
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     with a_site(tmp_path, monkeypatch) as site:
-        for each in (
-            definitions.tf_job(),
-            definitions.pytorch_job(),
-            definitions.train_job(),
-            definitions.CLUSTER_RUNTIME,
-            definitions.RUNTIME,
-            definitions.LOCAL_QUEUE,
-        ):
+        for each in definitions.OF_KUBEFLOW:
             site.store.create(DEFINITIONS, "", each)
-        runtimes = site.store.kinds["trainer.kubeflow.org", "clustertrainingruntimes"]
-        site.store.create(runtimes, "", definitions.TORCH_DISTRIBUTED)
+        site.store.create(RUNTIMES, "", definitions.TORCH_DISTRIBUTED)
         site.config = CONFIGS["job"]
         yield site
 
