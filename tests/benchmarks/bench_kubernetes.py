@@ -79,7 +79,7 @@ async def _count(site: KubeSite, jobs: int, rest_s: float) -> Calls:
     async with site.manager() as service:
         await asyncio.gather(*(service.submit(site.settings(name)) for name in names))
         await until(
-            lambda: sum(pod["status"]["phase"] == "Running" for pod in store.list(PODS)) == jobs,
+            lambda: store.count(PODS, lambda pod: pod["status"]["phase"] == "Running") == jobs,
             *("all run", LONGEST_WAIT_S),
         )
         before = len(asked)
@@ -89,7 +89,7 @@ async def _count(site: KubeSite, jobs: int, rest_s: float) -> Calls:
             for container in site.cluster.node.processes("default", pod["metadata"]["name"]):
                 container.send_signal(0)
         await until(lambda: len(site.ends) == jobs, "all have ended", LONGEST_WAIT_S)
-        await until(lambda: not store.list(FRAMEWORKS), "all are cleared away", LONGEST_WAIT_S)
+        await until(lambda: not store.count(FRAMEWORKS), "all are cleared away", LONGEST_WAIT_S)
         assert {end.exit_code for end in site.ends} == {0}, "an end was told wrongly"
         return Calls(len(asked), while_they_run * 60 / rest_s)
 

@@ -126,8 +126,8 @@ class Controllers:
 
     def _held_up(self, entry):
         """Frameworks whose pods a quota may have kept from being made, when there may be room again."""
-        is_over = entry.kind == PODS and entry.after["status"]["phase"] in _OVER
-        if entry.kind == QUOTAS or (entry.kind == PODS and (entry.type == "DELETED" or is_over)):
+        is_room = entry.kind == PODS and (entry.type == "DELETED" or entry.after["status"]["phase"] in _OVER)
+        if entry.kind == QUOTAS or (is_room and self._store.count(QUOTAS)):
             for framework in self._store.list(FRAMEWORKS, entry.after["metadata"]["namespace"]):
                 if "status" in framework and _pending(framework):
                     yield framework
