@@ -16,7 +16,6 @@ from pathlib import Path
 from nni_manager import open_files, services
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
-from nni_manager.engine.tokens import api_token_of
 from nni_manager.engine.view import View
 from nni_manager.errors import NniManagerError
 from nni_manager.service.servicer import KeeperServer
@@ -27,6 +26,7 @@ from nni_manager.store.store import StoreReader
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import Api
+from nni_manager.web.entrance import Entrance
 from trial_keeper import __version__
 
 log = logging.getLogger("nni_manager")
@@ -103,11 +103,11 @@ async def _view(folder: ExperimentFolder, host: str, port: int, lifeline: int | 
     certificate = None if is_loopback(host) else folder.certificate(_names_here(host))
     path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
     with StoreReader(folder.database) as reader:
-        token = api_token_of(reader.experiment().secret)
+        entrance = Entrance(reader.experiment().secret, folder.experiment_id, folder.ended_sessions)
     with contextlib.closing(View(folder)) as view:
-        web = HttpServer(Api(view, host, port, token, must_end.set).app(), path)
+        web = HttpServer(Api(view, host, port, entrance, must_end.set).app(), path)
         serving = loop.create_task(web.serve(sockets=[listener]))
-        folder.write_view(ManagerProcess(os.getpid(), host, port, __version__, token, sha256))
+        folder.write_view(ManagerProcess(os.getpid(), host, port, __version__, entrance.token, sha256))
         await must_end.wait()
         web.should_exit = True
         await serving
@@ -154,9 +154,10 @@ class _Manager:
             make_assessment(self._config, self._folder.log),
         )
         server = KeeperServer(engine.keepers)
-        token = api_token_of(engine.stored.secret)
+        folder = self._folder
+        entrance = Entrance(engine.stored.secret, folder.experiment_id, folder.ended_sessions)
         web = HttpServer(
-            Api(engine, self._host, self._port, token, self._end_when_over).app(),
+            Api(engine, self._host, self._port, entrance, self._end_when_over).app(),
             None if for_people is None else for_people.path,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -176,7 +177,7 @@ class _Manager:
                     self._host,
                     self._port,
                     __version__,
-                    token,
+                    entrance.token,
                     None if for_people is None else for_people.sha256,
                 )
             )

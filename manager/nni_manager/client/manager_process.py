@@ -184,9 +184,10 @@ def _start_on(
         process = _wait_until_ready(folder, child, folder.process, folder.manager_stderr, stderr_before)
         _children.append(child)
         return KnownExperiment(folder, process)
-    except BaseException:
+    except BaseException as error:
         if child is not None:
             _end_half_started(folder, child, is_new)
+        _forget_lost_port(error, folder.manager_stderr, stderr_before)
         raise
 
 
@@ -199,10 +200,17 @@ def _view_on(folder: ExperimentFolder, host: str, port: int, lifeline: Lifeline 
         process = _wait_until_ready(folder, child, folder.running_view, folder.view_stderr, stderr_before)
         _children.append(child)
         return KnownExperiment(folder, None, view=process)
-    except BaseException:
+    except BaseException as error:
         if child is not None:
             _end_half_started(folder, child, is_new=False)
+        _forget_lost_port(error, folder.view_stderr, stderr_before)
         raise
+
+
+def _forget_lost_port(error: BaseException, stderr: Path, size_before: int) -> None:
+    """Whoever asked is told, or the next port is tried; a line that stayed would be taken for a fault of what runs then."""
+    if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
+        os.truncate(stderr, size_before)
 
 
 def _size_of(path: Path) -> int:

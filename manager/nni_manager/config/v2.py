@@ -149,6 +149,8 @@ def _kubeflow(path: str) -> dict[_Place, _Place]:
         {
             "trainingService.operator": f"{section}.operator",
             "trainingService.apiVersion": f"{section}.apiVersion",
+            "trainingService.runtime": f"{section}.runtime",
+            "trainingService.queueName": f"{section}.queueName",
         }
         | {f"trainingService.{role}.replicas": f"trial.{role}.replicas" for role in _REPLICAS}
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from nni_manager.config.known_results import KnownResult
 from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.picture import Picture
@@ -117,6 +118,56 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "usage": usage_view(trial),
         **road_view(picture, trial),
     }
+
+
+# Of what a trial says, a row of ten thousand shows a line.
+_LONGEST_CELL = 256
+_LONGEST_MESSAGE = 300
+# A metric with more names than this is no table.
+_MOST_KEYS = 50
+
+
+def row_view(trial: Trial) -> dict[str, Any]:
+    """What a table of all trials shows of one: small, and nothing that changes by itself."""
+    parameters = {name: _cell(value) for name, value in trial.parameters.items()}
+    row = {
+        "id": trial.trial_id,
+        "seq": trial.sequence_id,
+        "state": trial.state.value,
+        "status": trial.state.nni_status,
+        "parameters": parameters,
+        "value": trial.value,
+        "latest": None if trial.intermediate is None else reward(trial.intermediate),
+        "count": trial.intermediate_count,
+        "submit": _ms(trial.created_at_s),
+        "start": _ms(trial.started_at_s),
+        "end": _ms(trial.ended_at_s),
+        "reason": trial.reason and trial.reason.value,
+        "exitCode": trial.exit_code,
+        "message": trial.message.strip().partition("\n")[0][:_LONGEST_MESSAGE],
+        "attempt": trial.attempt,
+        "customized": trial.is_customized,
+    }
+    if keys := _names_in(trial.final or trial.intermediate):
+        row["keys"] = keys
+    return row if parameters == trial.parameters else row | {"cut": True}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (int, float)) or value is None:
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}…"
+
+
+def _names_in(metric: str | None) -> list[str]:
+    """Those of a metric that has more than one number; `metric` is JSON text."""
+    if metric is None or not metric.startswith("{") or len(metric) > LONGEST_SHOWN_CHARACTERS:
+        return []
+    try:
+        return list(json.loads(metric))[:_MOST_KEYS]
+    except (ValueError, RecursionError):
+        return []
 
 
 def road_view(picture: Picture, trial: Trial) -> dict[str, Any]:

@@ -89,6 +89,11 @@ class ExperimentFolder:
         return self.log / "view_stderr.log"
 
     @property
+    def ended_sessions(self) -> Path:
+        """Which sessions of the web page were ended before their time."""
+        return self.path / "ended-sessions.json"
+
+    @property
     def collected_logs(self) -> Path:
         """Logs of trials that keepers sent."""
         return self.log / "trials"

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Protocol
 
@@ -11,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
 
 from nni_manager.config.changes import UPDATE_TYPES
 from nni_manager.domain.trial import Trial
@@ -21,16 +20,23 @@ from nni_manager.engine.changes import NotNow
 from nni_manager.engine.picture import Picture
 from nni_manager.engine.view import ViewOnly
 from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.serving import Patience
+from nni_manager.serving import Patience, note_endless
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import MetricRow, StoreReader
+from nni_manager.web.entrance import CODE_S, SESSION_S, Entrance
+from nni_manager.web.files import PLACES, Files
 from nni_manager.web.gate import Gate
+from nni_manager.web.json_text import to_json
+from nni_manager.web.live import MOST_FOLLOWERS, Live, Version
 from nni_manager.web.openapi import Operation, document
+from nni_manager.web.packing import packed, takes_gzip
 from trial_keeper import __version__
 
 API_ROOT = "/api/v1/nni"
 # A search space, or ten thousand results with a few hundred bytes of parameters each.
 MOST_CHANGE_BYTES = 4 * 1024 * 1024
+# A code, and what JSON needs around it. Everybody may send one.
+MOST_CODE_BYTES = 1024
 _MOST_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
 
@@ -40,24 +46,7 @@ class Json(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return _to_json(content)
-
-
-def _to_json(content: Any) -> bytes:
-    try:
-        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except ValueError:
-        return json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return to_json(content)
 
 
 class Changing(Protocol):
@@ -98,24 +87,41 @@ class Served(Protocol):
 class Api:
     """The routes. `end` makes the manager's process end once the experiment is over.
 
-    `host` and `port`: where the server listens. `token`: what lets somebody in.
+    `host` and `port`: where the server listens.
     """
 
-    def __init__(self, engine: Served, host: str, port: int, token: str, end: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Served, host: str, port: int, entrance: Entrance, end: Callable[[], None]
+    ) -> None:
         self._engine = engine
         self._host = host
         self._port = port
-        self._token = token
+        self._entrance = entrance
         self._end = end
+        self._files = Files()
+        self._live = Live(engine.picture)
 
     def operations(self) -> list[Operation]:
         """Everything that can be asked."""
         one, many = {"type": "object"}, {"type": "array", "items": {"type": "object"}}
         at_all = {"type": "object", "additionalProperties": True}
+        since = {"since": {"type": "string"}}
         of_type = {"type": {"type": "string", "enum": ["FINAL", "PERIODICAL"]}}
         return [
             Operation("/openapi.json", self.description, one),
             Operation("/version", self.version, None),
+            Operation("/entrance", self.new_link, one, method="POST"),
+            Operation(
+                "/session",
+                self.begin_session,
+                one,
+                method="POST",
+                body=at_all,
+                most_body_bytes=MOST_CODE_BYTES,
+            ),
+            Operation("/session", self.end_session, one, method="DELETE"),
+            Operation("/changes", self.news, one, query=since),
+            Operation("/events", self.events, None, query=since, media_type="text/event-stream"),
             Operation("/check-status", self.check_status, one),
             Operation("/summary", self.summary, one),
             Operation("/experiment", self.experiment, one),
@@ -165,11 +171,19 @@ class Api:
         operations = self.operations()
         routes = [operation.route() for operation in operations]
         roomy = {(each.method, API_ROOT + each.path): each.most_body_bytes for each in operations}
+        shown = [Route(path, self.file) for path in (*PLACES, "/page/{file:path}")]
         return Starlette(
-            routes=[Mount(API_ROOT, routes=routes)],
+            routes=[Mount(API_ROOT, routes=routes), Route("/", self.first_page), *shown],
             middleware=[
                 Middleware(Patience),
-                Middleware(Gate, token=self._token, host=self._host, most_body_bytes=roomy),
+                Middleware(
+                    Gate,
+                    entrance=self._entrance,
+                    host=self._host,
+                    most_body_bytes=roomy,
+                    is_public=self._is_public,
+                    for_programs={("POST", f"{API_ROOT}/entrance")},
+                ),
             ],
             exception_handlers={
                 HTTPException: _refuse,
@@ -180,9 +194,83 @@ class Api:
             },
         )
 
+    def _is_public(self, method: str, path: str) -> bool:
+        """The page itself, and where its code is traded for a session."""
+        if (method, path) == ("POST", f"{API_ROOT}/session"):
+            return True
+        return method in ("GET", "HEAD") and (path == "/" or path in self._files)
+
+    # ---- the page
+
+    async def first_page(self, _: Request) -> Response:
+        """Where who comes without an aim is sent."""
+        return RedirectResponse("/oview")
+
+    async def file(self, request: Request) -> Response:
+        """A file of the page."""
+        path = request.url.path
+        if path not in self._files:
+            raise HTTPException(404, "cannot find this file of the page; reload the page")
+        return await asyncio.to_thread(self._files.answer, path, request.headers)
+
+    async def new_link(self, _: Request) -> Response:
+        """A code that lets one browser in, once, by the page at /enter#CODE."""
+        return Json({"code": self._entrance.new_code(), "expiresInS": CODE_S})
+
+    async def begin_session(self, request: Request) -> Response:
+        """Trade a code for a session: its cookie, and the key that comes with it in the header X-Trial-Keeper."""
+        sent = await _body_of(request)
+        code = sent.get("code") if isinstance(sent, dict) else None
+        session = self._entrance.begin(code) if isinstance(code, str) else None
+        if session is None:
+            raise HTTPException(
+                403,
+                "cannot let you in by this link: it was used already, or is older than "
+                f"{CODE_S // 60} minutes; `nnictl webui url` prints another",
+            )
+        answer = Json({"key": session.key})
+        answer.set_cookie(
+            self._entrance.cookie_name,
+            session.cookie,
+            max_age=SESSION_S,
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def end_session(self, request: Request) -> Response:
+        """Sign the page out that asks this; it needs another link to come back."""
+        if cookie := request.cookies.get(self._entrance.cookie_name):
+            self._entrance.end(cookie)
+        answer = Json({})
+        answer.delete_cookie(
+            self._entrance.cookie_name,
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def news(self, request: Request) -> Response:
+        """The summary, and the trials that have changed since a version; all of them without one, or by another process's."""
+        return _streamed(request, self._live.news(_since(request)), Json.media_type)
+
+    async def events(self, request: Request) -> Response:
+        """The same as server-sent events, from now on; at most two a second."""
+        if self._live.followers >= MOST_FOLLOWERS:
+            raise HTTPException(
+                503,
+                f"cannot tell you more as it comes: {MOST_FOLLOWERS} others are told already; ask for changes",
+            )
+        note_endless(request.scope)
+        return _streamed(request, self._live.follow(_since(request)), "text/event-stream")
+
+    # ---- the experiment
+
     async def description(self, _: Request) -> Response:
         """This description."""
-        return Json(document(self.operations(), API_ROOT))
+        return Json(document(self.operations(), API_ROOT, self._entrance.cookie_name))
 
     async def version(self, _: Request) -> Response:
         """The manager's version."""
@@ -314,7 +402,7 @@ class Api:
             lead = b"["
             with StoreReader(self._engine.folder.database) as reader:
                 for page in reader.metric_pages(is_final, *between(reader)):
-                    yield lead + b",".join(_to_json(views.metric_view(row)) for row in page)
+                    yield lead + b",".join(to_json(views.metric_view(row)) for row in page)
                     lead = b","
             yield b"[]" if lead == b"[" else b"]"
 
@@ -341,6 +429,17 @@ class Api:
                 404, f"cannot find trial {trial_id!r}; `nnictl trial ls` shows those there are"
             )
         return trial
+
+
+def _since(request: Request) -> Version | None:
+    return Version.read(request.query_params.get("since", ""))
+
+
+def _streamed(request: Request, pieces: AsyncIterator[bytes], media_type: str) -> Response:
+    told = {"Vary": "Accept-Encoding"}
+    if takes_gzip(request.headers):
+        pieces, told["Content-Encoding"] = packed(pieces), "gzip"
+    return StreamingResponse(pieces, headers=told, media_type=media_type)
 
 
 async def _body_of(request: Request) -> Any:

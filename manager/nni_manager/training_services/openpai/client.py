@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from nni_manager.domain.completion import Completion
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
-from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.openpai.job import (
     JobTemplate,
     job_name,
@@ -126,16 +126,6 @@ class OpenPaiService(TrainingService):
             f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first of them; free resources "
             f"in its virtual cluster, or see what it waits for with `nnictl openpai show {longest.name}`"
         )
-
-    async def place(self, job_id: str) -> None:
-        """OpenPAI has a queue of its own."""
-
-    def placement(self, job_id: str) -> Placement:
-        """A fresh copy of the code, and the GPUs that OpenPAI shows to the container."""
-        return Placement(None, None)
-
-    def release(self, job_id: str) -> None:
-        """Nothing was reserved."""
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Hand the job in.
