@@ -225,6 +225,8 @@ class KubeflowConfig(TrainingServiceConfig):
     platform: str | None = "kubeflow"
     operator: str | None = None
     api_version: str | None = None
+    runtime: str | None = None
+    queue_name: str | None = None
     storage: K8sStorageConfig = field(default_factory=K8sStorageConfig)
     namespace: str | None = None
     worker: KubeflowRoleConfig | None = None
