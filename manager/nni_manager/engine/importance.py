@@ -5,6 +5,7 @@ Source: PED-ANOVA (arXiv 2304.10255), as Optuna 5 has it.
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,9 @@ def importance_of(
             for parameters, value in known
         ]
     )
-    shares = get_param_importances(study)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that of a rare choice little is known
+        shares = get_param_importances(study)
     return Importance(
         dict(sorted(((name, float(share)) for name, share in shares.items()), key=lambda each: -each[1])),
         len(known),

@@ -19,6 +19,8 @@ from trial_keeper.wire.workspace import is_safe_name
 
 LOGS = (Stream.STDOUT, Stream.STDERR, Stream.KEEPER)
 LONGEST_RANGE_BYTES = 256 * 1024
+# In less there may be no room for one character, and who asks for the next range would not come forward.
+SHORTEST_RANGE_BYTES = 4
 # The longest character of UTF-8 has four bytes.
 _BYTES_BEFORE = 3
 
@@ -109,8 +111,9 @@ def read_range(
 ) -> Range:
     """Some of a log, of the newest attempt or of the one that is named; empty when there is none, or none there.
 
-    `first`: where it begins; less than 0 counts from the end. What is no UTF-8 is shown as U+FFFD. No character is cut: the
-    text may begin up to three bytes later, and end so much earlier, unless the log ends there and `is_whole`: grows no more.
+    `most_bytes`: at least SHORTEST_RANGE_BYTES. `first`: where it begins; less than 0 counts from the end. What is no UTF-8 is
+    shown as U+FFFD. No character is cut: the text may begin up to three bytes later, and end so much earlier, unless the log
+    ends there and `is_whole`: grows no more.
 
     Raises:
         LogReplaced: it is no file.
@@ -147,7 +150,7 @@ def _place(
 def _rest_of_character(before: bytes, content: bytes) -> int:
     """How many bytes of the content belong to a character that begins before it."""
     for length in range(1, len(before) + 1):
-        for more in range(1, 4):
+        for more in range(1, min(len(content), 3) + 1):
             try:
                 character = (before[-length:] + content[:more]).decode()
             except UnicodeDecodeError:

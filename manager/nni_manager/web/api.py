@@ -22,7 +22,14 @@ from nni_manager.engine.importance import Importance, importance_of
 from nni_manager.engine.listing import experiments_view
 from nni_manager.engine.picture import Picture
 from nni_manager.engine.storage_threads import StorageThreads
-from nni_manager.engine.trial_logs import LOGS, LONGEST_RANGE_BYTES, attempts_of, read_range, sizes_of
+from nni_manager.engine.trial_logs import (
+    LOGS,
+    LONGEST_RANGE_BYTES,
+    SHORTEST_RANGE_BYTES,
+    attempts_of,
+    read_range,
+    sizes_of,
+)
 from nni_manager.engine.view import ViewOnly
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.serving import Patience, note_endless
@@ -183,7 +190,11 @@ class Api:
                     "attempt": {"type": "integer", "minimum": 0},
                     "task": {"type": "string"},
                     "from": {"type": "integer"},
-                    "limit": {"type": "integer", "minimum": 1, "maximum": LONGEST_RANGE_BYTES},
+                    "limit": {
+                        "type": "integer",
+                        "minimum": SHORTEST_RANGE_BYTES,
+                        "maximum": LONGEST_RANGE_BYTES,
+                    },
                 },
                 refusals=(404,),
             ),
@@ -427,7 +438,8 @@ class Api:
             trial.trial_id,
             stream,
             first=_whole_number(request, "from", -(10**_MOST_DIGITS), 10**_MOST_DIGITS) or 0,
-            most_bytes=_whole_number(request, "limit", 1, LONGEST_RANGE_BYTES) or LONGEST_RANGE_BYTES,
+            most_bytes=_whole_number(request, "limit", SHORTEST_RANGE_BYTES, LONGEST_RANGE_BYTES)
+            or LONGEST_RANGE_BYTES,
             attempt=_whole_number(request, "attempt", 0, 10**9),
             task=request.query_params.get("task"),
             is_whole=trial.state.is_final,
