@@ -13,7 +13,7 @@ from typing import Any
 import requests
 from real_experiment import RealExperiment
 
-from nni_manager.cli.client import session_with
+from nni_manager.client.manager_client import session_with
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.view import View

@@ -7,14 +7,6 @@ from typing import Any
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import (
-    KnownExperiment,
-    beginning_with,
-    known_experiments,
-    resolve,
-    stored_status,
-)
 from nni_manager.cli.options import (
     agreed,
     complete_experiment,
@@ -22,6 +14,14 @@ from nni_manager.cli.options import (
     experiment_argument,
     json_anyway,
     json_option,
+)
+from nni_manager.client import output
+from nni_manager.client.experiments import (
+    KnownExperiment,
+    beginning_with,
+    known_experiments,
+    resolve,
+    stored_status,
 )
 from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.store.folders import Registry, spoilt_lines

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import KnownExperiment, resolve
 from nni_manager.cli.options import Command, example, experiment_argument, trial_option
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def log_trial(
     path_only: bool,
 ) -> None:
     """Print what a trial wrote, in its newest attempt."""
-    from nni_manager.cli import watch
+    from nni_manager.client import watch
 
     known = resolve(experiment_id)
     if trial_id is None:

@@ -297,6 +297,12 @@ def counts_view(experiment: Experiment) -> dict[str, int]:
     return counts
 
 
+def statistics_view(experiment: Experiment) -> list[dict[str, Any]]:
+    """The same as NNI has it, without the statuses that no trial has."""
+    counts = counts_view(experiment)
+    return [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
+
+
 def errors_view(experiment: Experiment) -> list[str]:
     """What stopped the experiment, if anything did."""
     return [experiment.error] if experiment.error else []

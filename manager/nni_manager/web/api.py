@@ -384,10 +384,7 @@ class Api:
 
     async def statistics(self, _: Request) -> Response:
         """Counts of trials by status; those there are none of are left out."""
-        counts = views.counts_view(self._engine.picture().experiment)
-        return Json(
-            [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
-        )
+        return Json(views.statistics_view(self._engine.picture().experiment))
 
     async def trials(self, request: Request) -> Response:
         """All trials, or those with one status."""

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from nni_manager.domain.completion import Completion
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
-from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.openpai.job import (
     JobTemplate,
     job_name,
@@ -137,16 +137,6 @@ class OpenPaiService(TrainingService):
             return None
         asked = urlencode({"username": self._cluster.user, "jobName": job_name(self._experiment_id, job_id)})
         return f"{self._cluster.address}/job-detail.html?{asked}"
-
-    async def place(self, job_id: str) -> None:
-        """OpenPAI has a queue of its own."""
-
-    def placement(self, job_id: str) -> Placement:
-        """A fresh copy of the code, and the GPUs that OpenPAI shows to the container."""
-        return Placement(None, None)
-
-    def release(self, job_id: str) -> None:
-        """Nothing was reserved."""
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Hand the job in.

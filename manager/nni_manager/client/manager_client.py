@@ -1,4 +1,4 @@
-"""nnictl's calls to the manager of one experiment."""
+"""Calls to the manager of one experiment."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class ManagerClient:
 
 def session_with(process: ManagerProcess) -> requests.Session:
     """What lets the owner of the experiment in, and speaks to nobody but its manager."""
-    # All this costs 150 ms, which only the commands that talk to a manager pay.
+    # All this costs 150 ms, which only those pay who talk to a manager.
     import requests
     from requests.adapters import HTTPAdapter
 
