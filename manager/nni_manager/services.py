@@ -31,6 +31,7 @@ from trial_keeper.wire.workspace import Workspace
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service
+    from nni_manager.training_services.kubernetes.operator import Operator
     from nni_manager.training_services.openpai.job import JobTemplate
     from nni_manager.training_services.openpai.protocol import Storage
     from nni_manager.training_services.openpai.rest import OpenPai
@@ -94,7 +95,7 @@ def checkpoints_of(config: ExperimentConfig, folder: ExperimentFolder) -> Path:
         if config.pai is not None or config.kubernetes is not None:
             checkpoints.chmod(OPEN_TO_ALL)  # for the users that containers run as
     if config.kubernetes is not None:
-        from nni_manager.training_services.frameworkcontroller.render import MOUNT
+        from nni_manager.training_services.kubernetes.render import MOUNT
 
         return Workspace(Path(MOUNT) / folder.experiment_id).checkpoints
     if config.pai is None or (config.pai.is_local and not mounts_work()):
@@ -202,8 +203,8 @@ def running_here(patience: Patience | None = None) -> OpenPai | None:
 def _on_kubernetes(
     config: ExperimentConfig, kubernetes: KubernetesConfig, folder: ExperimentFolder
 ) -> Callable[[Callable[[JobEnded], None]], TrainingService]:
-    from nni_manager.training_services.frameworkcontroller.client import FrameworkControllerService
     from nni_manager.training_services.kubernetes.api import Kubernetes
+    from nni_manager.training_services.kubernetes.service import KubernetesService
 
     refuse_what_runs_nowhere_yet(config)
     logins = {}
@@ -214,10 +215,19 @@ def _on_kubernetes(
             raise UserMistake(
                 f"cannot read privateRegistryAuthPath {path}: {error}; log in to the registry again with `docker login`"
             ) from error
-    cluster = Kubernetes()
-    return lambda on_job_ended: FrameworkControllerService(
-        cluster, kubernetes, folder.workspace, on_job_ended, logins
-    )
+    cluster, operator = Kubernetes(), operator_of(kubernetes)
+    return lambda on_job_ended: KubernetesService(cluster, operator, folder.workspace, on_job_ended, logins)
+
+
+def operator_of(kubernetes: KubernetesConfig) -> Operator:
+    """Who runs the jobs of an experiment on Kubernetes."""
+    if kubernetes.operator == "frameworkcontroller":
+        from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+
+        return FrameworkController(kubernetes)
+    from nni_manager.training_services.kubeflow.operators import OPERATORS
+
+    return OPERATORS[kubernetes.operator](kubernetes)
 
 
 def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
@@ -230,12 +240,6 @@ def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
     if kubernetes is None:
         return
     name = config.config_path.name
-    if kubernetes.operator != "frameworkcontroller":
-        raise UserMistake(
-            f"cannot run {name} on {config.training_service}: the file is right, and this version runs experiments on this "
-            "machine, on OpenPAI and on FrameworkController only; write trainingServicePlatform: local, pai or "
-            "frameworkcontroller (in NNI's second schema, trainingService.platform: local, openpai or frameworkcontroller)"
-        )
     if kubernetes.template is not None:
         raise UserMistake(
             f"cannot run {name} with configPath: the file is right, and this version makes jobs of trial.taskRoles only; "

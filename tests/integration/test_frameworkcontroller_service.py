@@ -14,12 +14,15 @@ from real_experiment import until
 pytest.importorskip("kubernetes")
 
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
-from nni_manager.errors import TryAgain
+from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.training_services.base import JobPresence
-from nni_manager.training_services.frameworkcontroller import client as fc
-from nni_manager.training_services.frameworkcontroller.client import FrameworkControllerService
+from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+from nni_manager.training_services.kubernetes import service
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.errors import ClusterLacks
+from nni_manager.training_services.kubernetes.preflight import check, needs_of
+from nni_manager.training_services.kubernetes.service import KubernetesService
+from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
 from nni_manager.training_services.patience import Patience
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -36,6 +39,7 @@ class Site:
     def __init__(self, folder, cluster):
         self.cluster, self.folder = cluster, folder
         self.ends = []
+        self.storage = SharedStorage()
         self.config = KubernetesConfig(
             "frameworkcontroller",
             NfsStorage("nas", "/nni"),
@@ -53,7 +57,8 @@ class Site:
         """A manager's service from its start to its end."""
         kubernetes = Kubernetes(self.folder / "kubeconfig", QUICK)
         workspace = Workspace(self.folder / "EXPT")
-        service = FrameworkControllerService(kubernetes, self.config, workspace, self.ends.append)
+        operator = FrameworkController(self.config)
+        service = KubernetesService(kubernetes, operator, workspace, self.ends.append, storage=self.storage)
         try:
             yield service
         finally:
@@ -96,7 +101,7 @@ def site(tmp_path):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(fc, "_FIRST_AGAIN_S", 0.05)
+    monkeypatch.setattr(service, "_FIRST_AGAIN_S", 0.05)
 
 
 def run(work):
@@ -287,6 +292,39 @@ def test_a_submission_that_was_lost_on_its_way_back_is_taken_up(site):
     run(work())
 
 
+class OtherStorage(SharedStorage):
+    """One that this machine does not have, with a key of its own."""
+
+    def __init__(self):
+        self.is_away = True
+
+    def secrets(self):
+        return (SecretContent("-key", "Opaque", {"key": "c0a1"}),)
+
+    def hand_over(self, settings):
+        if self.is_away:
+            raise UserMistake("cannot bring the code there; try later")
+
+
+def test_what_jobs_read_is_brought_to_their_storage_before_there_is_a_job(site):
+    site.storage = OtherStorage()
+
+    async def work():
+        async with site.manager() as service:
+            with pytest.raises(TryAgain, match="cannot bring the code there"):
+                await service.submit(site.settings())
+            assert not site.store.list(FRAMEWORKS)
+            site.storage.is_away = False
+            await service.submit(site.settings())
+            (framework,) = site.store.list(FRAMEWORKS)
+            secrets = {each["metadata"]["name"]: each for each in site.store.list(SECRETS)}
+            assert set(secrets) == {NAME, f"{NAME}-key"}
+            (owner,) = secrets[f"{NAME}-key"]["metadata"]["ownerReferences"]
+            assert owner["uid"] == framework["metadata"]["uid"]
+
+    run(work())
+
+
 def test_two_jobs_whose_frameworks_would_have_one_name_do_not_mix(site):
     async def work():
         async with site.manager() as service:
@@ -401,8 +439,9 @@ def test_calls_do_not_grow_with_the_jobs_that_run(site):
 
 def test_what_the_cluster_lacks_is_told_before_anything_is_made(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
-    fc.check_cluster(kubernetes, site.config)
+    needs = needs_of(FrameworkController(site.config), "default")
+    check(kubernetes, needs)
     site.cluster.api.denied |= {("create", "secrets"), ("watch", "pods")}
     with pytest.raises(ClusterLacks, match=r"may not watch pods(.|\n)*may not create secrets"):
-        fc.check_cluster(kubernetes, site.config)
+        check(kubernetes, needs)
     kubernetes.close()

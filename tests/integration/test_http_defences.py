@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from nni_manager import serving
-from nni_manager.cli.client import ManagerClient, ManagerSilent, session_with
+from nni_manager.client.manager_client import ManagerClient, ManagerSilent, session_with
 from nni_manager.serving import HttpServer, Patience, is_loopback, listen
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.folders import ManagerProcess

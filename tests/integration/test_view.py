@@ -9,7 +9,7 @@ import sys
 import pytest
 from real_experiment import free_port_pair, wait_until
 
-from nni_manager.cli.client import api_url, session_with
+from nni_manager.client.manager_client import api_url, session_with
 from nni_manager.engine.view import View
 from nni_manager.store.store import StoreReader
 from nni_manager.web.api import Api

@@ -15,10 +15,13 @@ from kube_kubelet import expanded
 from nni_manager.config.model import ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.domain.completion import TaskRole
 from nni_manager.training_services.frameworkcontroller.render import (
-    as_in_containers,
     completion_of,
     framework_name,
     render_framework,
+)
+from nni_manager.training_services.kubernetes.render import (
+    as_in_containers,
+    job_secrets,
     render_run_script,
     render_secrets,
     selector_of,
@@ -47,7 +50,7 @@ def rendered(name):
     config, settings = CASES[name]
     framework = render_framework(config, "team-a", settings)
     made = framework | {"metadata": framework["metadata"] | {"uid": "u-1"}}
-    secrets = render_secrets(config, made, settings.token, {LOGIN: '{"auths": {}}'})
+    secrets = render_secrets(made, job_secrets(config, settings.token, {LOGIN: '{"auths": {}}'}))
     return {"framework": framework, "secrets": secrets}
 
 
@@ -132,7 +135,7 @@ def test_a_command_reaches_the_keeper_as_it_was_written(command):
         if "value" in entry:
             known[entry["name"]] = expanded(entry["value"], known)
     known["TRIAL_KEEPER_TOKEN"] = SETTINGS.token
-    assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command)
+    assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command, role="worker")
 
 
 def test_run_sh_becomes_the_keeper():

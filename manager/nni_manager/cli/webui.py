@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.client import api_url
-from nni_manager.cli.experiments import resolve
 from nni_manager.cli.options import example, experiment_argument
+from nni_manager.client import output
+from nni_manager.client.experiments import resolve
+from nni_manager.client.manager_client import api_url
 from nni_manager.errors import UserMistake
 from nni_manager.store.folders import ManagerProcess
 

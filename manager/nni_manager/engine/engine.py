@@ -323,6 +323,8 @@ class Engine:
             len(self.keepers),
             self.keepers.roads,
             time.monotonic(),
+            keepers_of=self.keepers.seen,
+            link_of=self._service.link,
         )
 
     def note_taken(self) -> None:

@@ -70,16 +70,21 @@ class TrainingService(ABC):
         """The tasks of a job, and when they end its trial."""
         return Completion()
 
-    @abstractmethod
-    async def place(self, job_id: str) -> None:
+    def link(self, job_id: str) -> str | None:
+        """Where people look at the job with a browser, whether it has ended or not; None: nowhere."""
+        return None
+
+    async def place(self, job_id: str) -> None:  # noqa: B027 - clusters with a queue of their own have room for any job
         """Wait until there is room for the job, and reserve it."""
 
-    @abstractmethod
     def placement(self, job_id: str) -> Placement:
-        """Where the job was placed, or runs: it was placed or adopted."""
+        """Where the job was placed, or runs: it was placed or adopted.
 
-    @abstractmethod
-    def release(self, job_id: str) -> None:
+        By default a fresh copy of the code, and the GPUs that the cluster shows to the container.
+        """
+        return Placement(None, None)
+
+    def release(self, job_id: str) -> None:  # noqa: B027 - as for place
         """Give up the room that `place` made: there will be no such job."""
 
     @abstractmethod

@@ -6,11 +6,11 @@ Source: FrameworkController v1, FrameworkState, CompletionStatus and its predefi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.kubernetes.operator import SUCCESS, Stage, Verdict
+from nni_manager.training_services.kubernetes.pods import is_over
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -35,14 +35,11 @@ class FrameworkState(Enum):
         return cls(word) if word in cls._value2member_map_ else cls.UNKNOWN
 
     @property
-    def presence(self) -> JobPresence:
-        """Whether the job is still there. One in an unknown state is: it will be seen in a known one."""
-        return JobPresence.ENDED if self is FrameworkState.COMPLETED else JobPresence.RUNNING
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether some task of it has run."""
-        return self not in _BEFORE_RUNNING
+    def stage(self) -> Stage:
+        """How far the job has come. One in an unknown state has not ended: it will be seen in a known one."""
+        if self is FrameworkState.COMPLETED:
+            return Stage.ENDED
+        return Stage.WAITING if self in _BEFORE_RUNNING else Stage.RUNNING
 
 
 _S = FrameworkState
@@ -51,25 +48,12 @@ _BEFORE_RUNNING = frozenset({_S.CREATION_PENDING, _S.CREATION_REQUESTED, _S.PREP
 _TAKEN_AWAY = frozenset({-100, -101, -210, -220, -230})
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a completed Framework ended. `exit_code`: that of the container that decided it; None where none did.
-
-    `pod` is that container's; None when FrameworkController names none.
-    """
-
-    exit_code: int | None
-    message: str
-    reason: ExitReason
-    pod: str | None
-
-
-def verdict_of(framework: Mapping[str, Any]) -> Verdict:
+def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any]]) -> Verdict:
     """How a Framework in the state COMPLETED ended."""
     attempt = framework["status"].get("attemptStatus") or {}
     told = attempt.get("completionStatus") or {}
     if (told.get("type") or {}).get("name") == "Succeeded":
-        return Verdict(0, "", ExitReason.KEEPER_LOST, None)
+        return SUCCESS
     code = int(told.get("code") or 0)
     task = _deciding_task(attempt, told.get("trigger") or {})
     ended = (task.get("completionStatus") or {}).get("pod") or {}
@@ -86,7 +70,8 @@ def verdict_of(framework: Mapping[str, Any]) -> Verdict:
         exit_code = int(failed[-1]["code"])
         if failed[-1].get("reason") == "OOMKilled":
             reason = ExitReason.OUT_OF_MEMORY
-    return Verdict(exit_code, message, reason, task.get("podName"))
+    pod = task.get("podName")
+    return Verdict(exit_code, message, reason, pod, pod is not None and not is_over(pods.get(pod, {})))
 
 
 def _deciding_task(attempt: Mapping[str, Any], trigger: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
+from urllib.parse import urlencode
 
 from nni_manager.domain.completion import Completion
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
-from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.openpai.job import (
     JobTemplate,
     job_name,
@@ -127,15 +128,15 @@ class OpenPaiService(TrainingService):
             f"in its virtual cluster, or see what it waits for with `nnictl openpai show {longest.name}`"
         )
 
-    async def place(self, job_id: str) -> None:
-        """OpenPAI has a queue of its own."""
+    def link(self, job_id: str) -> str | None:
+        """OpenPAI's page of the job. That of this machine has no pages.
 
-    def placement(self, job_id: str) -> Placement:
-        """A fresh copy of the code, and the GPUs that OpenPAI shows to the container."""
-        return Placement(None, None)
-
-    def release(self, job_id: str) -> None:
-        """Nothing was reserved."""
+        Source: NNI's trial url on OpenPAI.
+        """
+        if self._python is not None:
+            return None
+        asked = urlencode({"username": self._cluster.user, "jobName": job_name(self._experiment_id, job_id)})
+        return f"{self._cluster.address}/job-detail.html?{asked}"
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Hand the job in.

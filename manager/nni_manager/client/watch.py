@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nni_manager.cli import output
-from nni_manager.cli.client import ManagerSilent
-from nni_manager.cli.experiments import KnownExperiment, stored_status, stored_summary
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment, stored_status, stored_summary
+from nni_manager.client.manager_client import ManagerSilent
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
 
 if TYPE_CHECKING:
@@ -58,8 +58,10 @@ class View(Protocol):
         """The experiment as it is now."""
 
 
-def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S) -> Summary:
+def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S, shown_by: View | None = None) -> Summary:
     """Show the experiment until it is over and no trial of it runs; the last summary.
+
+    `shown_by` None: on stdout, live if that is a terminal.
 
     Raises:
         ManagerGone: its manager died, or does not answer.
@@ -68,7 +70,7 @@ def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S) -> Summary:
     if client is None:
         return stored_summary(known.folder)
     answered_at_s = time.monotonic()
-    with _view() as view:
+    with shown_by or _view() as view:
         while True:
             try:
                 summary: Summary = client.summary()

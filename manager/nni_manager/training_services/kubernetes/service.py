@@ -1,6 +1,7 @@
-"""Jobs as Frameworks: made, watched, deleted, and found again by a later manager. Two watches tell of all jobs of an experiment.
+"""Jobs as resources of an operator: made, watched, deleted, and found again by a later manager.
 
-A Framework that has completed is deleted once its end is told, and with it go its secrets and what is left of its pods.
+Two watches tell of all jobs of an experiment: one of their resources, and one of their pods. A resource that has ended is deleted
+once its end is told, and with it go its secrets and what is left of its pods. Which operator it is, `operator.Operator` knows.
 """
 
 from __future__ import annotations
@@ -16,26 +17,24 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from nni_manager.config.model import ClaimStorage, KubernetesConfig
 from nni_manager.domain.completion import Completion
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
-from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
-from nni_manager.training_services.frameworkcontroller.render import (
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.kubernetes.api import Document, Kubernetes
+from nni_manager.training_services.kubernetes.errors import AlreadyThere, Forbidden, NotThere
+from nni_manager.training_services.kubernetes.operator import Operator, Stage, Verdict
+from nni_manager.training_services.kubernetes.pods import has_run, last_words, why_it_waits
+from nni_manager.training_services.kubernetes.render import (
     as_in_containers,
-    completion_of,
-    framework_name,
+    job_of,
+    job_secrets,
     labels_of,
-    render_framework,
     render_run_script,
     render_secrets,
     selector_of,
 )
-from nni_manager.training_services.frameworkcontroller.states import FrameworkState, Verdict, verdict_of
-from nni_manager.training_services.kubernetes.api import Document, Kubernetes
-from nni_manager.training_services.kubernetes.errors import AlreadyThere, Forbidden, NotThere
-from nni_manager.training_services.kubernetes.pods import is_over, last_words, why_it_waits
-from nni_manager.training_services.kubernetes.preflight import Needs, check
-from nni_manager.training_services.kubernetes.resources import FRAMEWORKS, PODS, SECRETS
+from nni_manager.training_services.kubernetes.resources import PODS, SECRETS
+from nni_manager.training_services.kubernetes.storage import SharedStorage
 from nni_manager.training_services.kubernetes.watch import Change, Gone, Listed, Seen, Trouble, Watch
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -47,9 +46,9 @@ logger = logging.getLogger(__name__)
 _CALLERS = 4
 _FIRST_AGAIN_S = 1.0
 _LONGEST_AGAIN_S = 30.0
-# Pods are watched apart from Frameworks, and may be told of a little later.
+# Pods are watched apart from the resources that own them, and may be told of a little later.
 _POD_LAG_S = 5.0
-# Completed Frameworks that a manager which ends has not deleted yet.
+# For resources that have ended, and that a manager which ends has not deleted yet.
 _LAST_DELETES_S = 10.0
 # Somebody who watches the first trial wants to know by then what it waits for.
 _LONGEST_QUEUE_S = 60.0
@@ -59,7 +58,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class _Job:
-    """One job. `was_taken`: its Framework is there, or was. `was_seen`: a watch has shown it."""
+    """One job. `was_taken`: its resource is there, or was. `was_seen`: a watch has shown it."""
 
     job_id: str
     name: str
@@ -73,26 +72,7 @@ class _Job:
     has_begun: bool = False
 
 
-def check_cluster(cluster: Kubernetes, config: KubernetesConfig) -> None:
-    """See that the cluster has all that jobs of an experiment need.
-
-    Raises:
-        ClusterLacks: it does not; with everything that is missing.
-    """
-    verbs = {
-        FRAMEWORKS: ("create", "get", "list", "watch", "delete"),
-        PODS: ("list", "watch"),
-        SECRETS: ("create", "get"),
-    }
-    claims = (
-        (config.storage.name,) if isinstance(config.storage, ClaimStorage) and config.storage.name else ()
-    )
-    rights = tuple((verb, resource) for resource, each in verbs.items() for verb in each)
-    namespace = config.namespace or cluster.namespace
-    check(cluster, Needs(namespace, FRAMEWORKS, rights, config.service_account, claims))
-
-
-class FrameworkControllerService(TrainingService):
+class KubernetesService(TrainingService):
     """One experiment's jobs on one cluster. Calls are made from threads, and so are the watches' tales told."""
 
     uses_snapshot = True
@@ -100,24 +80,26 @@ class FrameworkControllerService(TrainingService):
     def __init__(
         self,
         cluster: Kubernetes,
-        config: KubernetesConfig,
+        operator: Operator,
         workspace: Workspace,
         on_job_ended: Callable[[JobEnded], None],
         logins: Mapping[Path, str] | None = None,
+        storage: SharedStorage | None = None,
     ) -> None:
         """`logins`: the content of each role's registry login. Containers see the workspace's parent at MOUNT."""
         super().__init__(on_job_ended)
         self._cluster = cluster
-        self._config = config
-        self._namespace = config.namespace or cluster.namespace
+        self._operator = operator
+        self._namespace = operator.config.namespace or cluster.namespace
         self._experiment_id = workspace.root.name
         self._logins = logins or {}
+        self._storage = storage or SharedStorage()
         self._jobs: dict[str, _Job] = {}
         self._names: dict[str, str] = {}
-        """The job of each Framework, by its name."""
-        self._frameworks: dict[str, Document] = {}
+        """The job of each resource, by its name."""
+        self._resources: dict[str, Document] = {}
         self._pods: dict[str, dict[str, Document]] = {}
-        """By Framework, then by their own name. Those of a Framework are kept until it is gone."""
+        """By job, then by their own name. Those of a job are kept until its end is told."""
         self._words: dict[str, str] = {}
         """Of jobs that ended while no manager was there."""
         self._troubles: dict[str, str] = {}
@@ -136,8 +118,8 @@ class FrameworkControllerService(TrainingService):
 
     @property
     def completion(self) -> Completion:
-        """As the roles' policies say it."""
-        return completion_of(self._config.roles)
+        """As the operator decides it."""
+        return self._operator.completion
 
     @property
     def problem(self) -> str:
@@ -153,61 +135,55 @@ class FrameworkControllerService(TrainingService):
         if longest is None or time.monotonic() - longest.waits_since_s < _LONGEST_QUEUE_S:
             return ""
         return (
-            f"FrameworkController has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first; see "
-            f"what it waits for with `kubectl describe framework,pods -n {self._namespace} -l expId={self._experiment_id}`"
+            f"{self._operator.title} has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first; see "
+            f"what it waits for with `kubectl describe {self._operator.resource.plural},pods -n {self._namespace} "
+            f"-l expId={self._experiment_id}`"
         )
 
-    async def place(self, job_id: str) -> None:
-        """Kubernetes has a queue of its own."""
-
-    def placement(self, job_id: str) -> Placement:
-        """A fresh copy of the code, and the GPUs that Kubernetes shows to the container."""
-        return Placement(None, None)
-
-    def release(self, job_id: str) -> None:
-        """Nothing was reserved."""
-
     async def submit(self, settings: KeeperSettings) -> None:
-        """Make the job's Framework, and the secrets that it owns.
+        """Make the job's resource, and the secrets that it owns.
 
         Raises:
             TryAgain: the cluster does not take it, for whatever reason: all jobs of an experiment are alike, so that what ends
                 this trial would end every other as well. What was made is there to be found by the next try.
         """
-        name = framework_name(self._experiment_id, settings.job_id)
+        name = self._operator.name_of(self._experiment_id, settings.job_id)
         if self._names.get(name, settings.job_id) != settings.job_id:
             raise TryAgain(
-                f"cannot make Framework {name} yet: job {self._names[name]} has that name, and has not ended"
+                f"cannot make {self._kind} {name} yet: job {self._names[name]} has that name, and has not ended"
             )
         job = self._job(settings.job_id)
         job.is_posting = True
         self._watch()
         try:
-            job.uid = await self._ask(self._hand_in, as_in_containers(settings))
+            job.uid = await self._ask(self._hand_in, settings)
             job.was_taken = True
         except UserMistake as error:
             raise TryAgain(str(error)) from error
         finally:
             job.is_posting = False
-        if (seen := self._frameworks.get(job.name)) is not None:
+        if (seen := self._resources.get(job.name)) is not None:
             self._look(job, seen)  # it was quicker than the answer
 
     def _hand_in(self, settings: KeeperSettings) -> str:
-        """The Framework's uid."""
-        wanted = render_framework(self._config, self._namespace, settings)
+        """The uid of the job's resource."""
+        self._storage.hand_over(settings)
+        operator, resource = self._operator, self._operator.resource
+        wanted = operator.render(self._namespace, as_in_containers(settings))
         name = wanted["metadata"]["name"]
         try:
-            framework = self._cluster.create(FRAMEWORKS, self._namespace, wanted)
+            made = self._cluster.create(resource, self._namespace, wanted)
         except AlreadyThere as error:
-            framework = self._cluster.get(FRAMEWORKS, self._namespace, name)
-            meta = framework["metadata"]
-            if meta.get("labels") != wanted["metadata"]["labels"] or "deletionTimestamp" in meta:
+            made = self._cluster.get(resource, self._namespace, name)
+            meta = made["metadata"]
+            if not _is_of(made, self._experiment_id, settings.job_id) or "deletionTimestamp" in meta:
                 raise TryAgain(
-                    f"cannot make Framework {name}: another of that name is in namespace {self._namespace}; it is tried again "
+                    f"cannot make {self._kind} {name}: another of that name is in namespace {self._namespace}; it is tried again "
                     "when that is gone"
                 ) from error
-        for secret in render_secrets(self._config, framework, settings.token, self._logins):
-            # An earlier try has made it, or it goes with the Framework that had this name before.
+        contents = [*job_secrets(operator.config, settings.token, self._logins), *self._storage.secrets()]
+        for secret in render_secrets(made, contents):
+            # An earlier try has made it, or it goes with the resource that had this name before.
             with contextlib.suppress(AlreadyThere):
                 self._cluster.create(SECRETS, self._namespace, secret)
                 continue
@@ -217,10 +193,10 @@ class FrameworkControllerService(TrainingService):
                     f"cannot make Secret {secret['metadata']['name']}: another of that name is in namespace {self._namespace}; "
                     "it is tried again when that is gone"
                 )
-        return str(framework["metadata"]["uid"])
+        return str(made["metadata"]["uid"])
 
     async def stop(self, job_id: str) -> bool:
-        """Delete the Framework; its pods are told to end, and the job has ended when they have."""
+        """Delete the resource; its pods are told to end, and the job has ended when they have."""
         job = self._jobs.get(job_id)
         if job is None:
             return False
@@ -234,17 +210,17 @@ class FrameworkControllerService(TrainingService):
         """Find a job of an earlier manager. While the cluster is away it passes for one that runs, and is looked at later."""
         self._watch()
         await self._news.wait()
-        name = framework_name(self._experiment_id, job_id)
-        seen = self._frameworks.get(name)
+        name = self._operator.name_of(self._experiment_id, job_id)
+        seen = self._resources.get(name)
         if self._was_listed:
-            if seen is None or seen["metadata"].get("labels") != labels_of(self._experiment_id, job_id):
+            if seen is None or not _is_of(seen, self._experiment_id, job_id):
                 return JobPresence.UNKNOWN
-            if FrameworkState.of(seen).presence is JobPresence.ENDED:
-                verdict = verdict_of(seen)
-                self._words[job_id] = self._message(name, verdict)
+            stage = self._operator.stage_of(seen)
+            if stage is Stage.ENDED:
+                self._words[job_id] = self._message(job_id, self._verdict(job_id, seen))
                 self._delete_soon(name, seen["metadata"]["uid"])
                 return JobPresence.ENDED
-            if not FrameworkState.of(seen).has_begun and not await self._has_secret(name):
+            if stage is Stage.WAITING and not await self._has_secret(name):
                 # The earlier manager died before it had made all: no pod of it can start.
                 self._delete_soon(name, seen["metadata"]["uid"])
                 return JobPresence.UNKNOWN
@@ -271,6 +247,7 @@ class FrameworkControllerService(TrainingService):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._deletes, return_exceptions=True)
         self._cluster.close()
+        self._storage.close()
         for watch in self._watches:
             await asyncio.to_thread(watch.join)
         await asyncio.to_thread(self._callers.shutdown, wait=True, cancel_futures=True)
@@ -281,7 +258,7 @@ class FrameworkControllerService(TrainingService):
         if self._watches:
             return
         loop, selector = asyncio.get_running_loop(), selector_of(self._experiment_id)
-        for resource, take in ((FRAMEWORKS, self._take_framework), (PODS, self._take_pod)):
+        for resource, take in ((self._operator.resource, self._take_resource), (PODS, self._take_pod)):
             watch = Watch(
                 *(self._cluster, resource, self._namespace, selector),
                 partial(_tell, loop, take),
@@ -289,11 +266,11 @@ class FrameworkControllerService(TrainingService):
             self._watches.append(watch)
             watch.start()
 
-    def _take_framework(self, change: Change) -> None:
+    def _take_resource(self, change: Change) -> None:
         match change:
             case Seen(document):
                 name = document["metadata"]["name"]
-                self._frameworks[name] = document
+                self._resources[name] = document
                 if (job := self._job_of(document)) is not None:
                     self._look(job, document)
             case Gone(document):
@@ -307,20 +284,21 @@ class FrameworkControllerService(TrainingService):
                     if job.was_taken and not job.was_seen:
                         self._spawn(self._verify(job))
             case Trouble(message):
-                self._note_trouble("frameworks", message)
+                self._note_trouble(self._operator.resource.plural, message)
                 self._news.set()
 
     def _take_pod(self, change: Change) -> None:
         match change:
             case Seen(document) | Gone(document):
-                meta = document["metadata"]
-                framework = (meta.get("labels") or {}).get("FC_FRAMEWORK_NAME", "")
-                pods = self._pods.setdefault(framework, {})
-                pods[meta["name"]] = document
-                if isinstance(change, Gone) and framework not in self._names:
-                    del pods[meta["name"]]  # of a job whose end was told
+                job_id, name = job_of(document), document["metadata"]["name"]
+                pods = self._pods.setdefault(job_id, {})
+                pods[name] = document
+                if job_id in self._jobs and has_run(document):
+                    self._jobs[job_id].has_begun = True
+                if isinstance(change, Gone) and job_id not in self._jobs:
+                    del pods[name]  # of a job whose end was told
                     if not pods:
-                        del self._pods[framework]
+                        del self._pods[job_id]
                 self._pod_news.set()
             case Trouble(message):
                 self._note_trouble("pods", message)
@@ -334,67 +312,67 @@ class FrameworkControllerService(TrainingService):
             logger.info("Kubernetes shows %s again", of)
         self._troubles[of] = message
 
-    def _job_of(self, framework: Document) -> _Job | None:
-        job = self._jobs.get(self._names.get(framework["metadata"]["name"], ""))
-        if job is None or (job.uid is not None and job.uid != framework["metadata"]["uid"]):
+    def _job_of(self, document: Document) -> _Job | None:
+        job = self._jobs.get(self._names.get(document["metadata"]["name"], ""))
+        if job is None or (job.uid is not None and job.uid != document["metadata"]["uid"]):
             return None
-        if framework["metadata"].get("labels") != labels_of(self._experiment_id, job.job_id):
-            return None
-        return job
+        return job if _is_of(document, self._experiment_id, job.job_id) else None
 
-    def _look(self, job: _Job, framework: Document) -> None:
+    def _look(self, job: _Job, document: Document) -> None:
         job.was_seen = True
-        job.uid = framework["metadata"]["uid"]
-        state = FrameworkState.of(framework)
-        job.has_begun = job.has_begun or state.has_begun
-        if state.presence is JobPresence.ENDED and not job.is_posting and not job.is_ending:
+        job.uid = document["metadata"]["uid"]
+        stage = self._operator.stage_of(document)
+        job.has_begun = job.has_begun or stage is not Stage.WAITING
+        if stage is Stage.ENDED and not job.is_posting and not job.is_ending:
             job.is_ending = True
-            self._spawn(self._finish(job, verdict_of(framework)))
+            self._spawn(self._finish(job, document))
 
-    def _forget(self, framework: Document) -> None:
-        name, uid = framework["metadata"]["name"], framework["metadata"]["uid"]
-        if self._frameworks.get(name, framework)["metadata"]["uid"] == uid:
-            self._frameworks.pop(name, None)
+    def _forget(self, document: Document) -> None:
+        name, uid = document["metadata"]["name"], document["metadata"]["uid"]
+        if self._resources.get(name, document)["metadata"]["uid"] == uid:
+            self._resources.pop(name, None)
 
     # ---- ends
 
-    async def _finish(self, job: _Job, verdict: Verdict) -> None:
+    async def _finish(self, job: _Job, document: Document) -> None:
         """Tell how it ended, with its last words if they come, and clear it away."""
-        if verdict.exit_code != 0 and verdict.pod is not None:
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._until_ended(job.name, verdict.pod), _POD_LAG_S)
-        self._end(job, verdict.exit_code, self._message(job.name, verdict), verdict.reason)
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_told(job.job_id, document), _POD_LAG_S)
+        verdict = self._verdict(job.job_id, document)
+        self._end(job, verdict.exit_code, self._message(job.job_id, verdict), verdict.reason)
         self._delete_soon(job.name, job.uid)
 
-    async def _until_ended(self, framework: str, pod: str) -> None:
-        while not is_over(self._pods.get(framework, {}).get(pod, {})):
+    async def _until_told(self, job_id: str, document: Document) -> None:
+        while self._verdict(job_id, document).awaits_pod:
             self._pod_news.clear()
             await self._pod_news.wait()
 
-    def _message(self, name: str, verdict: Verdict) -> str:
-        pod = self._pods.get(name, {}).get(verdict.pod or "", {})
+    def _verdict(self, job_id: str, document: Document) -> Verdict:
+        return self._operator.verdict_of(document, self._pods.get(job_id, {}))
+
+    def _message(self, job_id: str, verdict: Verdict) -> str:
+        pod = self._pods.get(job_id, {}).get(verdict.pod or "", {})
         return "\n".join(part for part in (verdict.message, last_words(pod)) if part)
 
     def _end_deleted(self, job: _Job) -> None:
         if job.is_ending:
             return  # it had completed, and is cleared away
         who = "was deleted as we asked" if job.stop_is_wanted else "is gone: somebody has deleted it"
-        self._end(
-            job, None, f"Framework {job.name} in namespace {self._namespace} {who}", ExitReason.JOB_LOST
-        )
+        message = f"{self._kind} {job.name} in namespace {self._namespace} {who}"
+        self._end(job, None, message, ExitReason.JOB_LOST)
 
     def _end(self, job: _Job, exit_code: int | None, message: str, reason: ExitReason) -> None:
         if self._jobs.pop(job.job_id, None) is None:
             return
         if self._names.get(job.name) == job.job_id:
             del self._names[job.name]
-        self._pods.pop(job.name, None)
+        self._pods.pop(job.job_id, None)
         self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason))
 
     async def _verify(self, job: _Job) -> None:
         """A job that a list does not show: it may be newer than the list."""
         try:
-            await self._ask(self._cluster.get, FRAMEWORKS, self._namespace, job.name)
+            await self._ask(self._cluster.get, self._operator.resource, self._namespace, job.name)
         except NotThere:
             if not job.is_posting and not job.was_seen:
                 self._end_deleted(job)
@@ -407,7 +385,7 @@ class FrameworkControllerService(TrainingService):
             if not job.is_posting:
                 try:
                     delete = partial(self._cluster.delete, uid=job.uid, waits=True)
-                    await self._ask(delete, FRAMEWORKS, self._namespace, job.name)
+                    await self._ask(delete, self._operator.resource, self._namespace, job.name)
                 except NotThere:
                     if not job.is_ending:
                         self._end_deleted(job)
@@ -431,7 +409,7 @@ class FrameworkControllerService(TrainingService):
         while True:
             try:
                 delete = partial(self._cluster.delete, uid=uid)
-                await self._ask(delete, FRAMEWORKS, self._namespace, name)
+                await self._ask(delete, self._operator.resource, self._namespace, name)
             except (NotThere, Forbidden):
                 return
             except NniManagerError as error:
@@ -443,13 +421,19 @@ class FrameworkControllerService(TrainingService):
 
     # ---- parts
 
+    @property
+    def _kind(self) -> str:
+        return self._operator.resource.kind
+
     def _job(self, job_id: str) -> _Job:
-        name = framework_name(self._experiment_id, job_id)
+        name = self._operator.name_of(self._experiment_id, job_id)
         self._names[name] = job_id
         return self._jobs.setdefault(job_id, _Job(job_id, name))
 
     def _why_it_waits(self, job: _Job) -> str:
-        return next(filter(None, map(why_it_waits, self._pods.get(job.name, {}).values())), "")
+        of_pods = next(filter(None, map(why_it_waits, self._pods.get(job.job_id, {}).values())), "")
+        seen = self._resources.get(job.name)
+        return of_pods or ("" if seen is None else self._operator.why_it_waits(seen))
 
     async def _has_secret(self, name: str) -> bool:
         try:
@@ -478,6 +462,12 @@ class FrameworkControllerService(TrainingService):
         if not task.cancelled() and (error := task.exception()) is not None:
             self._problem = "cannot look at jobs on Kubernetes any more: this is a bug; stop the experiment, and resume it"
             logger.critical("%s", self._problem, exc_info=error)
+
+
+def _is_of(document: Document, experiment_id: str, job_id: str) -> bool:
+    """Whether it is the resource of this job. Operators and the cluster's own webhooks may have added labels."""
+    labels = document["metadata"].get("labels") or {}
+    return labels_of(experiment_id, job_id).items() <= labels.items()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, take: Callable[[Change], None], change: Change) -> None:

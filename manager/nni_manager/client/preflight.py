@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nni_manager.cli.experiments import known_experiments
+from nni_manager.client.experiments import known_experiments
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:
@@ -177,22 +177,17 @@ def check_kubernetes(config: ExperimentConfig, kubernetes: KubernetesConfig) -> 
         UserMistake, TryAgain: this version does not run such jobs, or Kubernetes cannot be asked.
     """
     from nni_manager import services
-    from nni_manager.training_services.frameworkcontroller.client import check_cluster
     from nni_manager.training_services.kubernetes.api import Kubernetes
+    from nni_manager.training_services.kubernetes.preflight import check, needs_of
     from nni_manager.training_services.patience import Patience
 
     services.refuse_what_runs_nowhere_yet(config)
     services.storage_here(config)
+    operator = services.operator_of(kubernetes)
     with contextlib.closing(Kubernetes(patience=Patience(tries=2))) as cluster:
-        check_cluster(cluster, kubernetes)
         namespace = kubernetes.namespace or cluster.namespace
-        warnings: tuple[str, ...] = ()
-        if sum(role.tasks for role in kubernetes.roles) > 1 and kubernetes.service_account is None:
-            warnings = (
-                "tasks of one job wait for each other at FrameworkController's barrier, which reads the Framework: if the "
-                "cluster does not let every pod do so, name an account that may in serviceAccountName",
-            )
-        return Place(f"FrameworkController at {cluster.address}, in namespace {namespace}", warnings)
+        check(cluster, needs_of(operator, namespace))
+        return Place(f"{operator.title} at {cluster.address}, in namespace {namespace}", operator.warnings)
 
 
 def check_command(config: ExperimentConfig) -> None:
