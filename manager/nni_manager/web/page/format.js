@@ -70,9 +70,12 @@ export function number(value) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (Number.isInteger(value) && Math.abs(value) < 1e15) return count(value);
   const size = Math.abs(value);
-  const text = size >= 1e-4 && size < 1e15 ? String(Number(value.toPrecision(6))) : value.toExponential(4);
-  return text.replace("-", "−");
+  const text = size >= 1e-4 && size < 1e15 ? String(Number(value.toPrecision(6))) : value.toExponential(4).replace(/\.?0+e/, "e");
+  return text.replaceAll("-", "−");
 }
+
+// Made once: toLocaleString makes one for each number, which is a hundred times as long.
+const WHOLE = new Intl.NumberFormat("en-US");
 
 /**
  * A whole number with its thousands apart.
@@ -80,7 +83,7 @@ export function number(value) {
  * @param {number} value
  */
 export function count(value) {
-  return value.toLocaleString("en-US").replace("-", "−");
+  return WHOLE.format(value).replace("-", "−");
 }
 
 /**

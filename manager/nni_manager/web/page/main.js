@@ -18,7 +18,7 @@ import { trials } from "./pages/trials.js";
 const PAGES = { "/oview": overview, "/detail": trials, "/experiment": experiments, "/jobs": jobs, "/enter": enter };
 const NAVIGATION = [["/oview", "Overview", "nav-overview"], ["/detail", "Trials", "nav-trials"], ["/experiment", "Experiments", "nav-experiments"], ["/jobs", "Jobs", "nav-jobs"]];
 /** @type {{[state in Connection]: string}} */
-const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", silent: "Not connected", locked: "Locked" };
+const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", resting: "Live", silent: "Not connected", locked: "Locked" };
 const THEMES = ["system", "light", "dark"];
 const THEME_KEY = "trial-keeper-theme";
 
@@ -146,7 +146,8 @@ function nextTheme() {
 }
 
 function tellTheme() {
-  say(theme, `Theme: ${chosenTheme()}`);
+  fill(theme, h("span", { class: "roomy" }, "Theme: "), chosenTheme());
+  setAttribute(theme, "aria-label", `Theme: ${chosenTheme()}`);
   dispatchEvent(new Event("themechange"));
 }
 
@@ -172,9 +173,6 @@ document.addEventListener("click", (event) => {
   if (PAGES[anchor.pathname] === undefined) return;
   event.preventDefault();
   go(anchor.pathname + anchor.hash);
-});
-document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) live.knock();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tellTheme);
 

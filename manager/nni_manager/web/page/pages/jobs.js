@@ -35,9 +35,9 @@ export function jobs(_) {
 }
 
 /** @param {Job} job */
-function line({ jobId, trialIds, state, road, lastContactAgoS, keepers, link }) {
+function line({ jobId, trialIds, trialCount = trialIds.length, state, road, lastContactAgoS, keepers, link }) {
   const named = trialIds.slice(-MOST_NAMED);
-  const more = trialIds.length - named.length;
+  const more = trialCount - named.length;
   /** @type {{[road: string]: string}} */
   const roads = { stream: "Stream", mount: "Mount (shared storage)", none: "Not yet" };
   const name = link && /^https?:\/\//i.test(link)
