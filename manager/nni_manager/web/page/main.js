@@ -79,7 +79,7 @@ function show() {
   }
   page = make(context);
   document.title = `${page.title} · ${plain(live.summary?.name || live.summary?.id || "trial-keeper")}`;
-  fill(main, page.element);
+  fill(main, h("h1", { class: "unseen" }, page.title), page.element);
   if (live.summary !== null) {
     requestAnimationFrame(() => {
       if (document.documentElement.dataset["ready"] === undefined) performance.mark("usable");
@@ -90,7 +90,7 @@ function show() {
 
 function locked() {
   return h("div", { class: "page narrow", "data-test": "locked" }, h("section", { class: "card" },
-    h("h2", {}, "This page needs a link of yours"),
+    h("h1", {}, "This page needs a link of yours"),
     h("p", {}, "Run ", h("code", {}, "nnictl webui url"), " where the experiment was created, and open the link that it prints. It lets in this browser alone."),
     h("p", { class: "muted" }, "Once you are let in, in this or another tab, this page goes on by itself.")));
 }
@@ -177,5 +177,6 @@ document.addEventListener("click", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tellTheme);
 
 tellTheme();
-live.start();
 route();
+// Who enters asks for nothing before being let in.
+if (path !== "/enter") live.start();

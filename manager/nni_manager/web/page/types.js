@@ -118,6 +118,8 @@
  * @property {string} jobId
  * @property {string[]} trialIds  the newest
  * @property {number} [trialCount]
+ * @property {number | null} [created]
+ * @property {number | null} [ended]
  * @property {string} state
  * @property {string | null} road
  * @property {number | null} lastContactAgoS

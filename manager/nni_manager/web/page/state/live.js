@@ -31,6 +31,7 @@ export class Live {
   /** @type {number | undefined} */
   #watchdog;
   #streamTriedAtMs = 0;
+  #hasBegun = false;
   /** @type {Set<(news: News) => void>} */
   #listeners = new Set();
   /** @type {Set<() => void>} */
@@ -68,8 +69,10 @@ export class Live {
     return this.summary.elapsedS + (goesOn ? (Date.now() - this.heardAtMs) / 1000 : 0);
   }
 
-  /** Begin to listen. */
+  /** Begin to listen, unless that has begun. */
   start() {
+    if (this.#hasBegun) return this.knock();
+    this.#hasBegun = true;
     document.addEventListener("visibilitychange", () => this.#look());
     void this.#load();
   }
