@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import socket
