@@ -133,8 +133,8 @@ class Controllers:
 
     def _held_up(self, entry):
         """Those whose pods a quota may have kept from being made, when there may be room again."""
-        is_over = entry.kind == PODS and entry.after["status"]["phase"] in _OVER
-        if entry.kind == QUOTAS or (entry.kind == PODS and (entry.type == "DELETED" or is_over)):
+        is_room = entry.kind == PODS and (entry.type == "DELETED" or entry.after["status"]["phase"] in _OVER)
+        if entry.kind == QUOTAS or (is_room and self._store.count(QUOTAS)):
             for kind in list(self._store.kinds.values()):
                 if (kind.group, kind.plural) not in STEPS:
                     continue

@@ -131,10 +131,15 @@ class Kubelet:
                 if self._is_closed:
                     return
                 seen = self._store.version
-                pods = self._store.list(PODS)
+                pods = self._store.chosen(PODS, self._is_mine_to_do)
             for pod in pods:
                 with contextlib.suppress(Refused):  # it has changed meanwhile, and is looked at again
                     self._look(pod)
+
+    def _is_mine_to_do(self, pod):
+        """Whether there may be something to do for a pod: not for one that runs here, or is over."""
+        meta, has_node = pod["metadata"], "nodeName" in pod["spec"]
+        return "deletionTimestamp" in meta or not has_node or meta["uid"] not in self._pods
 
     def _look(self, pod):
         meta, uid = pod["metadata"], pod["metadata"]["uid"]

@@ -170,6 +170,17 @@ class Store:
                 if namespace in ("", inside) and chosen(found, labels, fields)
             ]
 
+    def count(self, kind, is_one=lambda found: True):
+        """How many there are; nothing is copied, and `is_one` changes nothing."""
+        with self.changed:
+            return sum(map(is_one, self._objects.get(kind, {}).values()))
+
+    def chosen(self, kind, is_one):
+        """Those of which `is_one` says so, of all namespaces, in the order of their names; the others are not copied."""
+        with self.changed:
+            found = sorted(self._objects.get(kind, {}).items())
+            return [copy.deepcopy(each) for _, each in found if is_one(each)]
+
     def dependents(self, uid):
         """The kinds, namespaces and names of those that this one owns."""
         with self.changed:
