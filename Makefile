@@ -39,7 +39,7 @@ hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connec
 faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them
 	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20))
 
-check: .venv/.installed-check ## format, lint, types, layers, protocol: all that CI checks besides tests
+check: .venv/.installed-check node_modules/.installed ## format, lint, types, layers, protocol, the page's code: all that CI checks besides tests
 	ruff format --check .
 	ruff check .
 	mypy
@@ -47,6 +47,8 @@ check: .venv/.installed-check ## format, lint, types, layers, protocol: all that
 	buf lint proto
 	proto/breaking.sh
 	proto/generate.sh --check
+	node_modules/.bin/tsc
+	node --test tests/page/*.test.js
 
 fix: .venv/.installed-check ## format the code and mend what the linter can mend
 	ruff format .
@@ -65,6 +67,12 @@ images: .venv/bin/pip ## build both images; BASE_IMAGE=... names what they are m
 	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trial_keeper/__init__.py); \
 	images/build.sh keeper trial-keeper:$$version $(BASE_IMAGE); \
 	images/build.sh manager trial-keeper-manager:$$version $(BASE_IMAGE)
+
+# What checks the page's own code. The page is served as it is written: neither users nor packages need this.
+node_modules/.installed: package-lock.json
+	@hash npm node 2>/dev/null || { echo "cannot check the web page: npm is missing; install Node.js 20 or later" >&2; exit 1; }
+	@npm ci --silent --no-audit --no-fund --ignore-scripts
+	@touch '$@'
 
 # pip comes last into a virtual environment: one that failed half-way is made again.
 .venv/bin/pip:

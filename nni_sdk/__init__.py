@@ -49,4 +49,5 @@ def __getattr__(name: str) -> object:
 
         module = import_module(f"nni_sdk.{_HOMES.get(name, name)}")
         return module if name in _MODULES else getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = "; write `from nni_manager.experiment import Experiment`" if name == "experiment" else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

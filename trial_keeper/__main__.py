@@ -136,7 +136,7 @@ def _run_trial(settings: KeeperSettings) -> int:
     # The first process of a container would be deaf to them. The host has handlers of its own once the trial runs.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end_by_signal)
-    identity = task_identity(os.environ)
+    identity = task_identity(os.environ, settings.role)
     workspace = Workspace(Path(settings.workspace))
     if settings.mount:
         wait_for_mount(

@@ -1,8 +1,8 @@
-"""What the cluster tells a container about itself: the `PAI_*` and the `FC_*` variables.
+"""What the cluster tells a container about itself: the `PAI_*` and the `FC_*` variables, and those of a pod.
 
-One class reads each family, and nobody else does. Both may be absent (this machine, plain Kubernetes), only
-`FC_*` may be there (FrameworkController without OpenPAI), or both. `task_identity` gives the one answer the
-rest of the keeper needs: which task of which job this is, and which attempt.
+One class reads each family, and nobody else does. All may be absent (this machine), only `FC_*` may be there
+(FrameworkController without OpenPAI), both, or only a pod's (any other operator of Kubernetes). `task_identity` gives
+the one answer the rest of the keeper needs: which task of which job this is, and which attempt.
 
 Two kinds of names. OpenPAI gives FrameworkController a *mangled* role name: lower-cased, with everything
 outside a–z and 0–9 removed. Variables that the REST server writes (`PAI_RESOURCE_*`, `PAI_TASK_ROLE_LIST`, …)
@@ -12,7 +12,7 @@ carry the mangled one. Everything here is returned under the name of the job fil
 Holes are normal: without gang allocation a task starts before the others have an address. A value that is
 there and cannot be understood is an error, since guessing which task this is could count a metric twice.
 
-Source: OpenPAI 1.8 rest-server and openpai-runtime; FrameworkController v1.
+Source: OpenPAI 1.8 rest-server and openpai-runtime; FrameworkController v1; Kubernetes, Job v1; kubeflow.org/v1.
 """
 
 from __future__ import annotations
@@ -204,6 +204,48 @@ class FrameworkControllerEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
+class PodEnvironment:
+    """What a pod says of itself, of whatever operator it is. The manager has the downward API fill the first two."""
+
+    pod: str
+    node: str | None
+    completion_index: int | None
+    """Which of an Indexed Job's pods it is."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> PodEnvironment | None:
+        """What the pod says, or None where it does not say its name.
+
+        Raises:
+            SettingsInvalid: a variable is malformed.
+        """
+        if not environ.get("POD_NAME"):
+            return None
+        return cls(
+            environ["POD_NAME"],
+            environ.get("NODE_NAME") or None,
+            _optional_number(environ, "JOB_COMPLETION_INDEX"),
+        )
+
+    @property
+    def index(self) -> int:
+        """Which of its role's tasks it is: Kubernetes' own word for it, or the number that Kubeflow ends a pod's name with.
+
+        Raises:
+            SettingsInvalid: neither says.
+        """
+        if self.completion_index is not None:
+            return self.completion_index
+        ending = self.pod.rpartition("-")[2]
+        if not ending.isdecimal():
+            raise SettingsInvalid(
+                f"cannot tell which task pod {_shown(self.pod)} is: its name does not end with a number, and "
+                "JOB_COMPLETION_INDEX is not set; start the job through nnictl"
+            )
+        return _whole_number("POD_NAME", ending)
+
+
+@dataclass(frozen=True, slots=True)
 class TaskIdentity:
     """Which task of which job this container is, and which attempt at it."""
 
@@ -229,11 +271,11 @@ class TaskIdentity:
         return f"{self.role}-{self.index}"
 
 
-def task_identity(environ: Mapping[str, str]) -> TaskIdentity:
+def task_identity(environ: Mapping[str, str], role: str | None = None) -> TaskIdentity:
     """The identity of this container; role "main", index 0, first attempt when there is no cluster.
 
     OpenPAI's names win, since they are those of the job file; the attempts are FrameworkController's, which
-    OpenPAI does not repeat.
+    OpenPAI does not repeat. In a pod of neither, `role` is what the manager says.
 
     Raises:
         SettingsInvalid: a variable is malformed, the two families contradict each other, or the role cannot
@@ -251,6 +293,9 @@ def task_identity(environ: Mapping[str, str]) -> TaskIdentity:
         return TaskIdentity(pai.job_name, pai.role, pai.index, *attempts)
     if fc:
         return TaskIdentity(fc.framework, fc.role, fc.index, *attempts)
+    pod = PodEnvironment.from_environ(environ) if role is not None else None
+    if role is not None and pod is not None:
+        return TaskIdentity(None, role, pod.index, 0, 0)
     return TaskIdentity(None, "main", 0, 0, 0)
 
 

@@ -50,6 +50,8 @@ class KeeperSettings:
     """Modules that a keeper which is given trials holds imported for them."""
     command: str | None = None
     """What this task runs in place of the trial's own command: tasks of one job may do different things."""
+    role: str | None = None
+    """This task's role, on clusters that do not tell it themselves."""
 
     @property
     def is_reused(self) -> bool:

@@ -9,13 +9,13 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from nni_manager import open_files, services
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
-from nni_manager.engine.tokens import api_token_of
 from nni_manager.engine.view import View
 from nni_manager.errors import NniManagerError
 from nni_manager.service.servicer import KeeperServer
@@ -26,6 +26,7 @@ from nni_manager.store.store import StoreReader
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import Api
+from nni_manager.web.entrance import Entrance
 from trial_keeper import __version__
 
 log = logging.getLogger("nni_manager")
@@ -56,7 +57,16 @@ def main() -> int:
     parser.add_argument(
         "--view", action="store_true", help="only show what is stored, beside a manager or without one"
     )
+    parser.add_argument(
+        "--lifeline",
+        type=int,
+        metavar="FD",
+        help="a pipe that this process inherits; once its other end is closed, stop the experiment, or end the view",
+    )
     arguments = parser.parse_args()
+    lifeline: int | None = arguments.lifeline
+    if lifeline is not None:
+        os.set_inheritable(lifeline, False)
     folder = ExperimentFolder(arguments.folder)
     # nnictl starts it there, and Python looks for modules where it is started. But trials and archives write there, and a
     # `code/__init__.py` would pass for a module of Python's own.
@@ -64,7 +74,7 @@ def main() -> int:
     try:
         if arguments.view:
             with folder.viewed():
-                asyncio.run(_view(folder, arguments.host, arguments.port))
+                asyncio.run(_view(folder, arguments.host, arguments.port, lifeline))
             return 0
         with StoreReader(folder.database) as reader:
             config = ExperimentConfig.from_json(reader.experiment().config)
@@ -76,26 +86,28 @@ def main() -> int:
             gc.set_threshold(*_COLLECTION)
             sys.setswitchinterval(_SWITCH_S)
             _log_to(folder, "debug" if arguments.debug or config.debug else config.log_level)
-            return asyncio.run(_Manager(config, folder, arguments.host, arguments.port).run(ownership))
+            manager = _Manager(config, folder, arguments.host, arguments.port, lifeline)
+            return asyncio.run(manager.run(ownership))
     except (NniManagerError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
 
 
-async def _view(folder: ExperimentFolder, host: str, port: int) -> None:
+async def _view(folder: ExperimentFolder, host: str, port: int, lifeline: int | None) -> None:
     """Serve what is stored of the experiment until this process is told to end."""
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)
+    _call_when_cut(loop, lifeline, must_end.set)
     listener = listen(host, port, _OTHER_PORT)
     certificate = None if is_loopback(host) else folder.certificate(_names_here(host))
     path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
     with StoreReader(folder.database) as reader:
-        token = api_token_of(reader.experiment().secret)
+        entrance = Entrance(reader.experiment().secret, folder.experiment_id, folder.ended_sessions)
     with contextlib.closing(View(folder)) as view:
-        web = HttpServer(Api(view, host, port, token, must_end.set).app(), path)
+        web = HttpServer(Api(view, host, port, entrance, must_end.set).app(), path)
         serving = loop.create_task(web.serve(sockets=[listener]))
-        folder.write_view(ManagerProcess(os.getpid(), host, port, __version__, token, sha256))
+        folder.write_view(ManagerProcess(os.getpid(), host, port, __version__, entrance.token, sha256))
         await must_end.wait()
         web.should_exit = True
         await serving
@@ -104,11 +116,14 @@ async def _view(folder: ExperimentFolder, host: str, port: int) -> None:
 class _Manager:
     """Puts the parts together."""
 
-    def __init__(self, config: ExperimentConfig, folder: ExperimentFolder, host: str, port: int) -> None:
+    def __init__(
+        self, config: ExperimentConfig, folder: ExperimentFolder, host: str, port: int, lifeline: int | None
+    ) -> None:
         self._config = config
         self._folder = folder
         self._host = host
         self._port = port
+        self._lifeline = lifeline
         self._must_end = asyncio.Event()
         self._end_asked = asyncio.Event()
 
@@ -139,9 +154,10 @@ class _Manager:
             make_assessment(self._config, self._folder.log),
         )
         server = KeeperServer(engine.keepers)
-        token = api_token_of(engine.stored.secret)
+        folder = self._folder
+        entrance = Entrance(engine.stored.secret, folder.experiment_id, folder.ended_sessions)
         web = HttpServer(
-            Api(engine, self._host, self._port, token, self._end_when_over).app(),
+            Api(engine, self._host, self._port, entrance, self._end_when_over).app(),
             None if for_people is None else for_people.path,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -161,7 +177,7 @@ class _Manager:
                     self._host,
                     self._port,
                     __version__,
-                    token,
+                    entrance.token,
                     None if for_people is None else for_people.sha256,
                 )
             )
@@ -172,6 +188,7 @@ class _Manager:
                 __version__,
                 self._port,
             )
+            _call_when_cut(loop, self._lifeline, partial(self._stop, engine))
             gc.freeze()  # what is here by now stays
             await self._until_end(engine)
             web.should_exit = True
@@ -181,6 +198,11 @@ class _Manager:
             await server.stop()
         log.info("experiment %s: the manager ends", self._folder.experiment_id)
         return 1 if engine.failed.is_set() else 0
+
+    def _stop(self, engine: Engine) -> None:
+        log.info("experiment %s: stops, as the program that wanted it has ended", self._folder.experiment_id)
+        engine.stop()
+        self._end_when_over()
 
     def _end_when_over(self) -> None:
         self._end_asked.set()
@@ -197,6 +219,18 @@ class _Manager:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for future in waiting:
             future.cancel()
+
+
+def _call_when_cut(loop: asyncio.AbstractEventLoop, lifeline: int | None, call: Callable[[], None]) -> None:
+    """Call once the other end of the pipe is closed; nobody writes into it."""
+    if lifeline is None:
+        return
+
+    def note_cut() -> None:
+        loop.remove_reader(lifeline)
+        call()
+
+    loop.add_reader(lifeline, note_cut)
 
 
 def _names_here(*addresses: str) -> set[str]:

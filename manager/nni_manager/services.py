@@ -221,9 +221,13 @@ def _on_kubernetes(
 
 def operator_of(kubernetes: KubernetesConfig) -> Operator:
     """Who runs the jobs of an experiment on Kubernetes."""
-    from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+    if kubernetes.operator == "frameworkcontroller":
+        from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 
-    return FrameworkController(kubernetes)
+        return FrameworkController(kubernetes)
+    from nni_manager.training_services.kubeflow.operators import OPERATORS
+
+    return OPERATORS[kubernetes.operator](kubernetes)
 
 
 def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
@@ -236,12 +240,6 @@ def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
     if kubernetes is None:
         return
     name = config.config_path.name
-    if kubernetes.operator != "frameworkcontroller":
-        raise UserMistake(
-            f"cannot run {name} on {config.training_service}: the file is right, and this version runs experiments on this "
-            "machine, on OpenPAI and on FrameworkController only; write trainingServicePlatform: local, pai or "
-            "frameworkcontroller (in NNI's second schema, trainingService.platform: local, openpai or frameworkcontroller)"
-        )
     if kubernetes.template is not None:
         raise UserMistake(
             f"cannot run {name} with configPath: the file is right, and this version makes jobs of trial.taskRoles only; "

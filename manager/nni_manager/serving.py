@@ -38,8 +38,9 @@ _DRAINED_BYTES = 16 * 2**20
 _DRAINED_WITHIN_S = 5.0
 
 
-# What requests take along, for `keep_connection`.
+# What requests take along, for `keep_connection` and `note_endless`.
 _KEEP = "keep_connection"
+_ENDLESS = "note_endless"
 
 
 class PortUnusable(UserMistake):
@@ -79,6 +80,13 @@ def keep_connection(scope: Scope) -> None:
         keep()
 
 
+def note_endless(scope: Scope) -> None:
+    """Note that the answer to this goes on until somebody leaves: a server that ends does not wait for it."""
+    note = scope.get("state", {}).get(_ENDLESS)
+    if note is not None:  # as above
+        note()
+
+
 class _Connection(H11Protocol):
     """A client since it was accepted. Without a `tls`, it speaks HTTP at once.
 
@@ -92,10 +100,11 @@ class _Connection(H11Protocol):
         super().__init__(**given)
         self._tls = tls
         self._is_known = False
+        self._is_endless = False
         self._has_begun = False  # to speak HTTP
         self._made_at_s = self.loop.time()
         self._came_early = bytearray()
-        self.app_state = {**self.app_state, _KEEP: self._keep}
+        self.app_state = {**self.app_state, _KEEP: self._keep, _ENDLESS: self._note_endless}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
@@ -140,13 +149,16 @@ class _Connection(H11Protocol):
 
     def shutdown(self) -> None:
         """The server ends."""
-        if self._has_begun:
+        if self._has_begun and not self._is_endless:
             super().shutdown()
         else:
             self._let_go()
 
     def _keep(self) -> None:
         self._is_known = True
+
+    def _note_endless(self) -> None:
+        self._is_endless = True
 
     def _let_go(self) -> None:
         # At once, not when it is told that it is lost: others who come now find the room.

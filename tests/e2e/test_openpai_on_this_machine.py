@@ -17,7 +17,7 @@ import yaml
 from real_containers import Podman, why_not_here
 from real_experiment import wait_until
 
-from nni_manager.cli.experiments import resolve
+from nni_manager.client.experiments import resolve
 from nni_manager.local_openpai import service
 from nni_manager.local_openpai.runner import mounts_work
 from nni_manager.store.folders import ExperimentFolder

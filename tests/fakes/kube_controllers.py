@@ -1,4 +1,4 @@
-"""The controllers of a cluster: deletion of what has lost its owner, and FrameworkController.
+"""The controllers of a cluster: deletion of what has lost its owner, FrameworkController, and those of kube_operators.
 
 Each looks at what happened, and makes one step at a time towards what is wanted, so that whoever watches is told the story that
 the real ones tell (tests/golden/kubernetes has recordings of those).
@@ -8,6 +8,8 @@ import contextlib
 import threading
 import uuid
 
+from kube_operators import LOCAL_QUEUES, queued
+from kube_operators import STEPS as OTHER_STEPS
 from kube_store import CONFIG_MAPS, FOREGROUND, NAMESPACES, PODS, QUOTAS, Kind, Refused, now
 
 FRAMEWORKS = Kind(
@@ -48,10 +50,10 @@ class Controllers:
                 with self._store.changed:
                     self._collect(entry)
                     self._finish_namespace(entry)
-                    for framework in [*self._concerned(entry), *self._held_up(entry)]:
+                    for kind, found in [*self._concerned(entry), *self._held_up(entry)]:
                         # What is refused now may not be when something changes, and is done again then.
                         with contextlib.suppress(Refused):
-                            framework_step(self._store, framework)
+                            STEPS[kind.group, kind.plural](self._store, kind, found)
 
     # ---- garbage
 
@@ -106,31 +108,39 @@ class Controllers:
     # ---- whom it concerns
 
     def _concerned(self, entry):
-        """The Framework that has changed, or whose config map or pod has."""
-        found, kind = entry.after, entry.kind
-        while kind != FRAMEWORKS:
-            owners = found["metadata"].get("ownerReferences", [])
+        """Those with a controller that have changed, or that own what has, by way of others too."""
+        store, kind, found = self._store, entry.kind, entry.after
+        if (kind.group, kind.plural) == (LOCAL_QUEUES.group, LOCAL_QUEUES.plural):
+            yield from queued(store, found)
+        while True:
+            meta = found["metadata"]
+            if (kind.group, kind.plural) in STEPS and (
+                there := store.find(kind, meta.get("namespace", ""), meta["name"])
+            ):
+                yield kind, there
+            owners = meta.get("ownerReferences", [])
             if not owners:
                 return
-            if not self._store.exists(owners[0]["uid"]):
-                # The config map may be gone before its pods are.
-                name = found["metadata"].get("annotations", {}).get("FC_FRAMEWORK_NAME") or owners[0]["name"]
-                kind, found = FRAMEWORKS, {"metadata": found["metadata"] | {"name": name}}
-            else:
-                kind, found = self._store.by_uid(owners[0]["uid"])
-        meta = found["metadata"]
-        if self._store.kinds.get((FRAMEWORKS.group, FRAMEWORKS.plural)) == FRAMEWORKS and (
-            there := self._store.find(FRAMEWORKS, meta["namespace"], meta["name"])
-        ):
-            yield there
+            if store.exists(owners[0]["uid"]):
+                kind, found = store.by_uid(owners[0]["uid"])
+                continue
+            # The config map of a Framework may be gone before its pods are.
+            name = meta.get("annotations", {}).get("FC_FRAMEWORK_NAME") or owners[0]["name"]
+            served = store.kinds.get((FRAMEWORKS.group, FRAMEWORKS.plural))
+            if served and (there := store.find(served, meta["namespace"], name)):
+                yield served, there
+            return
 
     def _held_up(self, entry):
-        """Frameworks whose pods a quota may have kept from being made, when there may be room again."""
+        """Those whose pods a quota may have kept from being made, when there may be room again."""
         is_room = entry.kind == PODS and (entry.type == "DELETED" or entry.after["status"]["phase"] in _OVER)
         if entry.kind == QUOTAS or (is_room and self._store.count(QUOTAS)):
-            for framework in self._store.list(FRAMEWORKS, entry.after["metadata"]["namespace"]):
-                if "status" in framework and _pending(framework):
-                    yield framework
+            for kind in list(self._store.kinds.values()):
+                if (kind.group, kind.plural) not in STEPS:
+                    continue
+                for found in self._store.list(kind, entry.after["metadata"]["namespace"]):
+                    if kind != FRAMEWORKS or ("status" in found and _pending(found)):
+                        yield kind, found
 
 
 def _without_foreground(found):
@@ -140,7 +150,7 @@ def _without_foreground(found):
 # ---- FrameworkController
 
 
-def framework_step(store, framework):
+def framework_step(store, _, framework):
     """The next thing that FrameworkController does for a Framework, if there is one.
 
     Source: FrameworkController v1, and what was recorded of it.
@@ -449,3 +459,6 @@ def _completion(code, phrase, diagnostics, word, attributes=()):
         "diagnostics": diagnostics,
         "type": {"name": word, "attributes": list(attributes)},
     }
+
+
+STEPS = {(FRAMEWORKS.group, FRAMEWORKS.plural): framework_step} | OTHER_STEPS

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
-from kube_definitions import FRAMEWORK
+from kube_definitions import FRAMEWORK, OF_KUBEFLOW, TORCH_DISTRIBUTED
+from kube_operators import RUNTIMES
 from kube_store import CLAIMS, CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
 
 from nni_manager.training_services.kubernetes.api import Kubernetes
@@ -79,7 +80,9 @@ def our_cluster(folder, runs=None):
     for name in ("node", "storage"):
         (folder / name).mkdir()
     with KubeCluster(folder / "node", {CLAIM: folder / "storage"}, runs) as cluster:
-        cluster.store.create(DEFINITIONS, "", FRAMEWORK)
+        for each in (FRAMEWORK, *OF_KUBEFLOW):
+            cluster.store.create(DEFINITIONS, "", each)
+        cluster.store.create(RUNTIMES, "", TORCH_DISTRIBUTED)
         cluster.store.create(CLAIMS, "default", {"metadata": {"name": CLAIM}})
         (folder / "kubeconfig").write_text(cluster.api.kubeconfig())
         storage = storage_of(f"pvc:{CLAIM}", folder / "storage")

@@ -10,7 +10,7 @@ from kube_store import CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
 from real_experiment import until
 
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
-from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+from nni_manager.services import operator_of
 from nni_manager.training_services.kubernetes import service as service_module
 from nni_manager.training_services.kubernetes import watch as watch_module
 from nni_manager.training_services.kubernetes.api import Kubernetes
@@ -49,7 +49,7 @@ class KubeSite:
         """A manager's service from its start to its end."""
         kubernetes = Kubernetes(self.folder / "kubeconfig", QUICK)
         workspace = Workspace(self.folder / "EXPT")
-        operator = FrameworkController(self.config)
+        operator = operator_of(self.config)
         service = KubernetesService(kubernetes, operator, workspace, self.ends.append, storage=self.storage)
         try:
             yield service

@@ -388,6 +388,7 @@ class Store:
         version = next(each for each in spec["versions"] if each["storage"])
         kind = Kind(
             *(spec["group"], version["name"], spec["names"]["plural"], spec["names"]["kind"]),
+            namespaced=spec["scope"] == "Namespaced",
             has_status="status" in version.get("subresources", {}),
             is_custom=True,
         )

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -20,7 +21,7 @@ from typing import Any
 
 import requests
 
-from nni_manager.cli.client import api_url, session_with
+from nni_manager.client.manager_client import api_url, session_with
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.engine.engine import Engine
 from nni_manager.service.servicer import KeeperServer
@@ -33,6 +34,10 @@ from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 
 _LOOK_AGAIN_S = 0.05
+# The kernel gives outgoing connections those in this range, so that a server which begins anew may find its own taken.
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Below it are those that nnictl takes by itself.
+_LOWEST_PORT = 12000
 
 
 def wait_until(
@@ -49,14 +54,14 @@ def wait_until(
 
 
 def free_port_pair() -> int:
-    """A port that is free together with the next one."""
+    """A port that is free together with the next one, and that no outgoing connection is given meanwhile."""
+    first_given = int(_GIVEN_PORTS.read_text().split()[0])
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+        port = random.randrange(_LOWEST_PORT, first_given - 1, 2)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 async def until(is_true: Callable[[], Any], what: str, within_s: float = 90.0) -> None:

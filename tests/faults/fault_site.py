@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import psutil
 from fault_plan import DELAY_S, LOSS_SHARE, SLOW_STORAGE_S, STALE_STORAGE_S, Fault, Kind, Need, Plan
+from real_experiment import free_port_pair
 from road_proxy import RoadProcess
 from stepping_clock import Clock, build_clock, can_step_clocks
 
@@ -345,13 +345,7 @@ class Site:
         self._lives += 1
         if self.has_networks:
             return 20_000 + 2 * self._lives  # nobody else is there
-        while True:
-            with socket.socket() as first, socket.socket() as second:
-                first.bind((_HERE, 0))
-                port: int = first.getsockname()[1]
-                with contextlib.suppress(OSError, OverflowError):
-                    second.bind((_HERE, port + 1))
-                    return port
+        return free_port_pair()
 
     def open_road(self, port: int, has_moved: bool) -> tuple[str, str]:
         """The address at which keepers reach a manager that is about to start, and where it listens itself."""

@@ -25,6 +25,7 @@ from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.tuner.base import Suggestion, Tuner
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import API_ROOT, MOST_CHANGE_BYTES, Api
+from nni_manager.web.entrance import Entrance
 from nni_manager.web.gate import MOST_BODY_BYTES
 from trial_keeper import __version__
 from trial_keeper.wire.messages import (
@@ -44,7 +45,6 @@ pytestmark = pytest.mark.timeout(120)
 NOTHING = "pass\n"
 GRID = {"x": {"_type": "quniform", "_value": [0, 5, 1]}}
 ON_A_GRID = {"tuner": {"builtinTunerName": "GridSearch"}, "space": GRID}
-TOKEN = "token"
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +133,9 @@ class Live:
 
 @contextlib.asynccontextmanager
 async def served(engine, service=None):
-    transport = httpx.ASGITransport(Api(engine, "127.0.0.1", 1, TOKEN, lambda: None).app())
-    headers = {"Authorization": f"Bearer {TOKEN}"}
+    entrance = Entrance(b"secret", "TESTEXPT", engine.folder.ended_sessions)
+    transport = httpx.ASGITransport(Api(engine, "127.0.0.1", 1, entrance, lambda: None).app())
+    headers = {"Authorization": f"Bearer {entrance.token}"}
     async with httpx.AsyncClient(
         transport=transport, base_url="http://127.0.0.1", headers=headers, trust_env=False
     ) as client:

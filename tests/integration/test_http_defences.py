@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import requests
@@ -14,14 +15,22 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from nni_manager import serving
-from nni_manager.cli.client import ManagerClient, ManagerSilent, session_with
+from nni_manager.client.manager_client import ManagerClient, ManagerSilent, session_with
 from nni_manager.serving import HttpServer, Patience, is_loopback, listen
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.folders import ManagerProcess
+from nni_manager.web.entrance import Entrance
 from nni_manager.web.gate import MOST_BODY_BYTES, Gate
 
 pytestmark = pytest.mark.timeout(60)
 TOKEN = "the-right-token"
+
+
+def an_entrance():
+    """One that knows the token; where it notes ended sessions there is no folder."""
+    entrance = Entrance(b"secret", "TESTEXPT", Path("/nonexistent/ended"))
+    entrance.token = TOKEN
+    return entrance
 
 
 class Guarded:
@@ -32,7 +41,7 @@ class Guarded:
         self._answer = answer
         app = Starlette(
             routes=[Route("/{path:path}", self._do, methods=["GET", "DELETE", "PUT"])],
-            middleware=[Middleware(Patience), Middleware(Gate, token=TOKEN, host=host)],
+            middleware=[Middleware(Patience), Middleware(Gate, entrance=an_entrance(), host=host)],
         )
         listener = listen(host, 0, "")
         self.port = listener.getsockname()[1]
@@ -173,10 +182,10 @@ def test_what_another_web_page_asks_for_is_refused_even_with_the_token(server, v
 
 def test_the_address_it_was_told_to_listen_at_is_its_own(a_server):
     for host, name in (("127.0.0.2", "127.0.0.2"), ("127.0.0.2", "127.0.0.2:8080"), ("::1", "[::1]")):
-        gate = Gate(None, TOKEN, host)
+        gate = Gate(None, an_entrance(), host)
         assert gate._is_own(name), host
         assert not gate._is_own("127.0.0.3"), host
-    assert Gate(None, TOKEN, "0:0:0:0:0:0:0:1")._is_own("[0:0:0:0:0:0:0:1]:8080")
+    assert Gate(None, an_entrance(), "0:0:0:0:0:0:0:1")._is_own("[0:0:0:0:0:0:0:1]:8080")
     server = a_server("127.0.0.2")
     process = ManagerProcess(1, "127.0.0.2", server.port, "0.6.0", TOKEN)
     with session_with(process) as session:

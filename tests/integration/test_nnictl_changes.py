@@ -16,6 +16,7 @@ from nni_manager.serving import HttpServer, listen
 from nni_manager.store.folders import ManagerProcess, Registry
 from nni_manager.training_services.base import JobEnded
 from nni_manager.web.api import Api
+from nni_manager.web.entrance import Entrance
 from trial_keeper import __version__
 
 pytestmark = pytest.mark.timeout(120)
@@ -31,16 +32,16 @@ class Manager:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
         assert self._ready.wait(60)
-        experiment.folder.write_process(
-            ManagerProcess(os.getpid(), "127.0.0.1", self._listener.getsockname()[1], __version__, "token")
-        )
+        port, token = self._listener.getsockname()[1], self._entrance.token
+        experiment.folder.write_process(ManagerProcess(os.getpid(), "127.0.0.1", port, __version__, token))
 
     async def _run(self):
         self._loop, self._must_end = asyncio.get_running_loop(), asyncio.Event()
         self.engine, self.service = an_engine(self.experiment, kind=Void)
         await start(self.engine)
         port = self._listener.getsockname()[1]
-        web = HttpServer(Api(self.engine, "127.0.0.1", port, "token", lambda: None).app())
+        self._entrance = Entrance(self.engine.stored.secret, "TESTEXPT", self.engine.folder.ended_sessions)
+        web = HttpServer(Api(self.engine, "127.0.0.1", port, self._entrance, lambda: None).app())
         serving = self._loop.create_task(web.serve(sockets=[self._listener]))
         self._ready.set()
         await self._must_end.wait()

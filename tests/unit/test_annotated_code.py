@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nni_manager.cli.manager_process import create_experiment
+from nni_manager.client.manager_process import create_experiment
 from nni_manager.config import code_folder
 from nni_manager.config.annotated_code import CodeNotCopied, files_with_values, read_code, write_copy
 from nni_manager.config.code_folder import CodeUnusable

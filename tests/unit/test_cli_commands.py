@@ -18,9 +18,10 @@ import psutil
 import pytest
 from strangers import give_away
 
-from nni_manager.cli import main, manager_process
-from nni_manager.cli.client import ConnectionClosed, ManagerClient, ManagerSilent
-from nni_manager.cli.experiments import resolve
+from nni_manager.cli import main
+from nni_manager.client import manager_process
+from nni_manager.client.experiments import resolve
+from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerSilent
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.receiving import Receiver

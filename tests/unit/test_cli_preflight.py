@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from nni_manager.cli.preflight import CommandMissing, PortTaken, check_command, check_ports, free_ports
+from nni_manager.client.preflight import CommandMissing, PortTaken, check_command, check_ports, free_ports
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserMistake
 

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from nni_manager.cli import output, watch
+from nni_manager.client import output, watch
 from nni_manager.domain.trial import NO_FINAL_RESULT
 
 

@@ -1,4 +1,4 @@
-"""The `PAI_*` and `FC_*` readers on recorded environments, on broken ones, and on any at all."""
+"""The readers of what clusters say, on recorded environments, on broken ones, and on any at all."""
 
 from __future__ import annotations
 
@@ -266,9 +266,36 @@ def test_a_role_that_cannot_name_a_folder_is_refused(role: str):
         TaskIdentity("a~j", role, 0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("environ", "task"),
+    [
+        ({"POD_NAME": "nni-exp-e-trial-t-worker-12"}, "worker-12"),
+        ({"POD_NAME": "nni-exp-e-trial-t-1-x7k2p", "JOB_COMPLETION_INDEX": "1"}, "worker-1"),
+        ({"POD_NAME": "", "JOB_COMPLETION_INDEX": "1"}, "main-0"),
+        (
+            {"POD_NAME": "x-3", "FC_FRAMEWORK_NAME": "f", "FC_TASKROLE_NAME": "ps", "FC_TASK_INDEX": "1"},
+            "ps-1",
+        ),
+    ],
+)
+def test_a_pod_of_another_operator_has_its_role_from_the_manager_and_its_number_from_the_cluster(
+    environ: dict[str, str], task: str
+):
+    assert task_identity(environ, "worker").task == task
+
+
+def test_a_pod_whose_number_nobody_tells_is_refused():
+    with pytest.raises(
+        SettingsInvalid, match=r"^cannot tell which task pod 'job-x7k2p' is: .*through nnictl"
+    ):
+        task_identity({"POD_NAME": "job-x7k2p"}, "worker")
+    assert task_identity({"POD_NAME": "job-x7k2p"}).task == "main-0", "nobody asked for it"
+
+
 # Any environment at all
 
 VARIABLES = sorted({name for path in RECORDED.glob("*.env") for name in recorded(path.stem)})
+VARIABLES += ["POD_NAME", "JOB_COMPLETION_INDEX"]
 VALUES = st.one_of(
     st.text(max_size=30),
     st.text("0123456789,:;-_ps./", max_size=20),
@@ -284,13 +311,14 @@ VALUES = st.one_of(
         st.sampled_from(VARIABLES) | st.text(min_size=1, max_size=30), VALUES, max_size=5
     ),
     removed=st.sets(st.sampled_from(VARIABLES), max_size=5),
+    role=st.none() | st.just("worker"),
 )
 def test_no_environment_makes_the_readers_raise_anything_but_their_own_error(
-    start: dict[str, str], changed: dict[str, str], removed: set[str]
+    start: dict[str, str], changed: dict[str, str], removed: set[str], role: str | None
 ):
     environ = {name: value for name, value in {**start, **changed}.items() if name not in removed}
     try:
-        identity = task_identity(environ)
+        identity = task_identity(environ, role)
     except KeeperError as error:
         assert str(error).startswith("cannot ")  # noqa: PT017 - either outcome is right, and each has its rule
         return

@@ -135,7 +135,7 @@ def test_a_command_reaches_the_keeper_as_it_was_written(command):
         if "value" in entry:
             known[entry["name"]] = expanded(entry["value"], known)
     known["TRIAL_KEEPER_TOKEN"] = SETTINGS.token
-    assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command)
+    assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command, role="worker")
 
 
 def test_run_sh_becomes_the_keeper():

@@ -71,13 +71,15 @@ def test_every_recorded_state_is_known_and_only_the_last_is_an_end():
 def test_a_framework_that_succeeded_has_nothing_to_say():
     made = copy.deepcopy(FAILED)
     made["status"]["attemptStatus"]["completionStatus"] = {"code": 0, "type": {"name": "Succeeded"}}
-    verdict = verdict_of(made)
+    verdict = verdict_of(made, {})
     assert (verdict.exit_code, verdict.message) == (0, "")
 
 
 def test_a_failure_is_that_of_the_task_that_decided_it():
-    verdict = verdict_of(FAILED)
+    verdict = verdict_of(FAILED, {})
     assert (verdict.exit_code, verdict.pod, verdict.reason) == (3, "fw-worker-1", ExitReason.KEEPER_LOST)
+    assert verdict.awaits_pod, "it may have written last words"
+    assert not verdict_of(FAILED, {"fw-worker-1": {"status": {"phase": "Failed"}}}).awaits_pod
     assert verdict.message == (
         "FrameworkController says of fw: ContainerUnrecognizedFailed, code 3; enough have failed"
     )
@@ -93,12 +95,12 @@ def test_a_failure_is_that_of_the_task_that_decided_it():
     ],
 )
 def test_what_took_a_task_away_is_its_reason(framework, reason, exit_code):
-    verdict = verdict_of(framework)
+    verdict = verdict_of(framework, {})
     assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
 
 
 def test_an_end_of_which_nothing_is_said_is_told_all_the_same():
-    verdict = verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}})
+    verdict = verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}}, {})
     assert (verdict.exit_code, verdict.pod) == (None, None)
     assert "FrameworkController says of fw: failed" in verdict.message
 

@@ -116,10 +116,6 @@ def on_kubernetes(config, **changed):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (
-            {"operator": "tf-operator"},
-            "on OpenPAI and on FrameworkController only; write trainingServicePlatform",
-        ),
         ({"template": Path("/f.yml")}, "cannot run config.yml with configPath: .*describe the roles there"),
         (
             {"storage": AzureStorage("a", "b", "c", "d")},

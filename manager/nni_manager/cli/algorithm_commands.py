@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from nni_manager.cli import output
 from nni_manager.cli.options import example, json_anyway, json_option
+from nni_manager.client import output
 from nni_manager.errors import UserMistake
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import resolve, stored_status
 from nni_manager.cli.options import example, named_experiment_argument
+from nni_manager.client import output
+from nni_manager.client.experiments import resolve, stored_status
 from nni_manager.errors import UserMistake
 
 

@@ -1,6 +1,6 @@
 """The eight commands that a new user needs first, as NNI prints them."""
 
-from nni_manager.cli import output
+from nni_manager.client import output
 
 _COMMANDS = (
     ("nnictl experiment show", "show the information of experiments"),

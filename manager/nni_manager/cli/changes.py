@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.client import ManagerClient
-from nni_manager.cli.experiments import KnownExperiment, resolve
 from nni_manager.cli.options import example, experiment_argument, trial_option
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment, resolve
+from nni_manager.client.manager_client import ManagerClient
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:

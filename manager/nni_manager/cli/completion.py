@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from nni_manager.cli import output
 from nni_manager.cli.options import example
+from nni_manager.client import output
 
 # What click looks for in the environment of a program of this name.
 _VARIABLE = "_NNICTL_COMPLETE"

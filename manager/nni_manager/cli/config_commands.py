@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import output
 from nni_manager.cli.options import example
+from nni_manager.client import output
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:

@@ -7,21 +7,21 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import resolve
 from nni_manager.cli.options import example, experiment_argument
+from nni_manager.client import output
+from nni_manager.client.experiments import resolve
+from nni_manager.client.results import flat_columns
 
 if TYPE_CHECKING:
     from nni_manager.store.store import StoreReader
 
 Record = dict[str, Any]
-_COLUMNS = ("trialJobId", "value", "intermediate")
 
 
 @click.command(
@@ -99,42 +99,17 @@ def _finite(value: Any) -> Any:
 
 
 def to_csv(records: Sequence[Record]) -> str:
-    """A table with a column for each parameter; nested ones are named with a slash (`layer/size`).
-
-    A result that is a dict has its `default` under `value` and the rest under `value/NAME`. Lists are JSON text.
-    """
-    rows = [_row(record) for record in records]
-    values = dict.fromkeys(name for _, result in rows for name in result)
-    parameters = dict.fromkeys(name for given, _ in rows for name in given)
-    named = {name: f"parameter/{name}" if name in _COLUMNS or name in values else name for name in parameters}
+    """A table with a column for each parameter, named as `flat_columns` does. What is no text is JSON text."""
+    names, rows = flat_columns([(each["trialJobId"], each["parameter"], each["value"]) for each in records])
     text = io.StringIO()
     has_intermediates = any("intermediate" in record for record in records)
-    names = ["trialJobId", *named.values(), *(values or {"value": None})]
     # Lines end as RFC 4180 has it: with another end, a carriage return in a cell would be no text in quotes.
     writer = csv.writer(text)
     writer.writerow([*names, "intermediate"] if has_intermediates else names)
-    for record, (given, result) in zip(records, rows, strict=True):
-        cells = [record["trialJobId"]]
-        cells += [given.get(name, "") for name in named] + [result.get(name, "") for name in values]
+    for record, row in zip(records, rows, strict=True):
+        cells = [_cell(row[name]) if name in row else "" for name in names]
         writer.writerow([*cells, _cell(record["intermediate"])] if has_intermediates else cells)
     return text.getvalue()
-
-
-def _row(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
-    value = record["value"]
-    result = {"value": _cell(value)}
-    if isinstance(value, dict):
-        result = {"value": _cell(value.get("default", ""))}
-        result |= {f"value/{name}": _cell(each) for name, each in value.items() if name != "default"}
-    return dict(_flat(record["parameter"], "")), result
-
-
-def _flat(parameters: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    for name, value in parameters.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{above}{name}/")
-        else:
-            yield f"{above}{name}", _cell(value)
 
 
 def _cell(value: Any) -> Any:

@@ -8,17 +8,8 @@ from pathlib import Path
 
 import click
 
-from nni_manager.cli import output
 from nni_manager.cli.banner import print_commands
-from nni_manager.cli.client import api_url
 from nni_manager.cli.exit_codes import INTERRUPTED
-from nni_manager.cli.experiments import (
-    KnownExperiment,
-    beginning_with,
-    known_experiments,
-    resolve,
-    stored_status,
-)
 from nni_manager.cli.options import (
     Port,
     complete_experiment,
@@ -27,6 +18,16 @@ from nni_manager.cli.options import (
     named_experiment_argument,
     start_options,
 )
+from nni_manager.cli.webui import print_links
+from nni_manager.client import output
+from nni_manager.client.experiments import (
+    KnownExperiment,
+    beginning_with,
+    known_experiments,
+    resolve,
+    stored_status,
+)
+from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserMistake
 
 
@@ -46,7 +47,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
     import secrets
 
     from nni_manager import services
-    from nni_manager.cli import manager_process, preflight
+    from nni_manager.client import manager_process, preflight
     from nni_manager.config.reader import read_experiment_file
 
     config = read_experiment_file(config_path)
@@ -79,7 +80,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 @start_options
 def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Go on with an experiment whose manager does not run."""
-    from nni_manager.cli import manager_process
+    from nni_manager.client import manager_process
 
     known = resolve(experiment_id)
     name = known.experiment_id
@@ -111,18 +112,20 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
               help="Port of the HTTP API. auto: the first that is free.")  # fmt: skip
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
     """Serve a stored experiment, to be looked at and not changed."""
-    from nni_manager.cli import manager_process
+    from nni_manager.client import manager_process
 
     known = resolve(experiment_id)
     name, server = known.experiment_id, known.manager or known.view
     if server is not None:
         how = "runs" if known.manager else "is viewed"
         output.info(f"Experiment {name} {how} already: it is served at {api_url(server)}")
+        print_links(name, server)
         return 0
     known = manager_process.start_view(known.folder, _ports(port, host, count=1), host)
     assert known.view is not None  # it has just been started
     try:
         output.info(f"Experiment {name} is served at {api_url(known.view)}, to be looked at and not changed")
+        print_links(name, known.view)
         if foreground:
             manager_process.wait_for_view(known)
         else:
@@ -135,7 +138,7 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
 
 
 def _ports(port: int | None, host: str, count: int = 2) -> Iterable[int]:
-    from nni_manager.cli import preflight
+    from nni_manager.client import preflight
 
     if port is None:
         return preflight.free_ports(host)
@@ -165,6 +168,7 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
     output.plain(f"The API url is: {api_url(known.manager)}")
     if known.manager.certificate_sha256 is not None:
         output.plain(f"Its certificate is: {known.manager.certificate_sha256}")
+    print_links(known.experiment_id, known.manager)
     output.plain(output.RULE)
     if foreground:
         return
@@ -174,8 +178,8 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
 
 def _stay(known: KnownExperiment) -> int:
     """Show the experiment to its end, then end its manager; the exit code."""
-    from nni_manager.cli import watch
-    from nni_manager.cli.manager_process import stop_experiment
+    from nni_manager.client import watch
+    from nni_manager.client.manager_process import stop_experiment
 
     summary = watch.follow(known)
     watch.show_results(summary, known)
@@ -189,7 +193,7 @@ def _stay(known: KnownExperiment) -> int:
 
 def _stop_after_interrupt(known: KnownExperiment) -> int:
     """Ctrl-C: stop the experiment. Once more: do not wait for its trials to end, and make its manager leave at once."""
-    from nni_manager.cli.manager_process import leave, stop_experiment
+    from nni_manager.client.manager_process import leave, stop_experiment
 
     name = known.experiment_id
     try:
@@ -222,7 +226,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 
     Running trials are cancelled, data stays. Views of experiments end as well.
     """
-    from nni_manager.cli.manager_process import end_view, stop_experiment
+    from nni_manager.client.manager_process import end_view, stop_experiment
 
     chosen = _to_stop(experiment_id, all_of_them, port)
     if not chosen:
@@ -291,7 +295,7 @@ def top(experiment_id: str | None, every_s: float) -> None:
 
     Shows progress, the best trial so far and the time that is left. Ctrl-C ends the watching, not the experiment.
     """
-    from nni_manager.cli import watch
+    from nni_manager.client import watch
 
     known = resolve(experiment_id)
     if known.manager is None:

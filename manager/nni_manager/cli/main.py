@@ -23,7 +23,6 @@ from nni_manager.cli import (
     log_commands,
     openpai,
     openpai_jobs,
-    output,
     platform_commands,
     tensorboard,
     trial_commands,
@@ -31,6 +30,7 @@ from nni_manager.cli import (
 )
 from nni_manager.cli.banner import print_commands
 from nni_manager.cli.exit_codes import INTERRUPTED
+from nni_manager.client import output
 from nni_manager.errors import NniManagerError
 from trial_keeper import __version__
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import output
 from nni_manager.cli.options import example
+from nni_manager.client import output
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service, StateFolder

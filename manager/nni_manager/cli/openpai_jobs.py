@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli import output
 from nni_manager.cli.options import Command, example
+from nni_manager.client import output
 from nni_manager.errors import TryAgain, UserMistake
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ class Port(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
         """The number."""
-        from nni_manager.cli.preflight import HIGHEST_PORT
+        from nni_manager.client.preflight import HIGHEST_PORT
 
         if value == "auto":
             return None
@@ -60,7 +60,7 @@ def complete_experiment(_: click.Context, __: click.Parameter, begun: str) -> li
 
 def complete_trial(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
     """The ids of trials of the experiment that stands before, for a shell; none where a command would say what is wrong."""
-    from nni_manager.cli.experiments import resolve, stored_ids
+    from nni_manager.client.experiments import resolve, stored_ids
 
     # An option that waits for its value keeps click from naming what stands before.
     given = context.params.get("experiment_id") or next(iter(context.args), None)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import KnownExperiment, known_experiments, stored_status
 from nni_manager.cli.options import agreed, example
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment, known_experiments, stored_status
 from nni_manager.errors import NniManagerError
 from trial_keeper.wire.workspace import Workspace, is_safe_name
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import KnownExperiment, resolve
 from nni_manager.cli.options import Port, complete_trial, example, experiment_argument
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import TryAgain, UserMistake
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def tensorboard() -> None:
 @click.option("--port", "-p", type=Port(), default="6006", show_default=True, metavar="N|auto")
 def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | None) -> None:
     """Start TensorBoard on this machine, in the background, and print its address. It is open to all users of this machine."""
-    from nni_manager.cli import preflight
+    from nni_manager.client import preflight
 
     known = resolve(experiment_id)
     if find_spec("tensorboard") is None:

@@ -7,9 +7,9 @@ import sys
 
 import click
 
-from nni_manager.cli import output
-from nni_manager.cli.experiments import garbage_bytes, resolve
 from nni_manager.cli.options import example, experiment_argument, json_anyway, json_option, trial_option
+from nni_manager.client import output
+from nni_manager.client.experiments import garbage_bytes, resolve
 from nni_manager.errors import UserMistake
 
 
@@ -33,7 +33,7 @@ def trial() -> None:
 @json_option
 def list_trials(experiment_id: str | None, head: int | None, tail: int | None, as_json: bool) -> None:
     """List the trials of an experiment, in the order they were made."""
-    from nni_manager.cli import watch
+    from nni_manager.client import watch
 
     if head is not None and tail is not None:
         raise UserMistake("cannot use --head and --tail together; leave one out")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from nni_manager.config.mistakes import key_of
 from nni_manager.config.model import (
@@ -23,6 +23,9 @@ from nni_manager.config.v1 import ExperimentV1, Size, SizeOrNone, TrialV1
 
 # RFC 1123, as Kubernetes asks of names.
 _LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+# A ClusterTrainingRuntime, or one of the jobs' own namespace.
+_RUNTIME = r"^(TrainingRuntime/)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
+DEFAULT_RUNTIME = "torch-distributed"
 _AZURE_NAME = r"^[0-9a-zA-Z-]{3,63}$"
 _ROLE = '{name: worker, taskNum: 1, command: "python3 train.py", gpuNum: 0, cpuNum: 1, memoryMB: 8192, image: ...}'
 _REPLICA = '{replicas: 1, command: "python3 train.py", gpuNum: 0, cpuNum: 1, memoryMB: 8192, image: ...}'
@@ -160,12 +163,16 @@ class FrameworkControllerSectionV1(StorageV1):
 class KubeflowSectionV1(StorageV1):
     """`kubeflowConfig`."""
 
-    operator: Literal["tf-operator", "pytorch-operator"] = must_be(
-        "tf-operator or pytorch-operator", "pytorch-operator"
+    operator: Literal["tf-operator", "pytorch-operator", "trainjob", "job"] = must_be(
+        "one of tf-operator, pytorch-operator, trainjob, job", "pytorch-operator"
     )
-    api_version: Literal["v1", "v1beta2", "v1beta1", "v1alpha2"] = must_be(
-        "one of v1, v1beta2, v1beta1, v1alpha2", "v1"
+    api_version: Literal["v1", "v1beta2", "v1beta1", "v1alpha2", "v1alpha1"] | None = must_be(
+        "one of v1, v1beta2, v1beta1, v1alpha2, v1alpha1", "v1", None
     )
+    runtime: str | None = must_be(
+        "the name of a training runtime", DEFAULT_RUNTIME, None, pattern=_RUNTIME, max_length=253
+    )
+    queue_name: str | None = must_be("the name of a queue of Kueue", "team-a", None, pattern=_LABEL)
 
 
 class FrameworkControllerExperimentV1(ExperimentV1):
@@ -203,7 +210,23 @@ _EXAMPLES = {
     "keyVault": "keyVault: {vaultName: my-vault, name: storage-key}",
     "pvc": "pvc: {path: /mnt/nni-volume}",
 }
-_ROLES_OF = {"tf-operator": ("worker", "ps"), "pytorch-operator": ("master", "worker")}
+_KUBEFLOW_V1 = ("v1", "v1beta2", "v1beta1", "v1alpha2")
+
+
+class _Operator(NamedTuple):
+    """What a job of it has: roles, of which the first is needed; the versions of its resources, newest first."""
+
+    roles: tuple[str, ...]
+    versions: tuple[str, ...]
+
+
+_OPERATORS = {
+    "tf-operator": _Operator(("worker", "ps"), _KUBEFLOW_V1),
+    "pytorch-operator": _Operator(("master", "worker"), _KUBEFLOW_V1),
+    "trainjob": _Operator(("worker",), ("v1alpha1",)),
+    "job": _Operator(("worker",), ("v1",)),
+}
+_ALL_VERSIONS = frozenset(version for each in _OPERATORS.values() for version in each.versions)
 
 
 def refuse_contradictions(
@@ -214,7 +237,7 @@ def refuse_contradictions(
     if section:
         _refuse_storage(name, section, refuse)
     if platform == "kubeflow":
-        _refuse_roles_of_operator(trial, section, refuse)
+        _refuse_what_operator_lacks(trial, section, refuse)
     elif trial and trial.get("taskRoles") is None and section.get("configPath") is None:
         refuse(
             ("trial", "taskRoles"),
@@ -264,11 +287,25 @@ def kind_of_storage(section: Mapping[str, Any]) -> str | None:
     return named if isinstance(named, str) else next(described, None)
 
 
-def _refuse_roles_of_operator(trial: Mapping[str, Any], section: Mapping[str, Any], refuse: Refuse) -> None:
+def _refuse_what_operator_lacks(trial: Mapping[str, Any], section: Mapping[str, Any], refuse: Refuse) -> None:
     operator = section.get("operator")
-    if not trial or not isinstance(operator, str) or operator not in _ROLES_OF:
+    if not isinstance(operator, str) or operator not in _OPERATORS:
         return
-    needed, other = _ROLES_OF[operator][0], _ROLES_OF[operator]
+    roles, versions = _OPERATORS[operator]
+    name, version = SECTION["kubeflow"], section.get("apiVersion")
+    if version in _ALL_VERSIONS and version not in versions:
+        refuse(
+            (name, "apiVersion"),
+            f"cannot use {name}.apiVersion: {operator} has {', '.join(versions)}, not {version}; write apiVersion: {versions[0]}",
+        )
+    if operator != "trainjob" and section.get("runtime") is not None:
+        refuse(
+            (name, "runtime"),
+            f"cannot use {name}.runtime: it is for operator: trainjob; remove it, or write that",
+        )
+    if not trial:
+        return
+    needed, other = roles[0], roles
     if trial.get(needed) is None:
         refuse(
             ("trial", needed),
@@ -280,6 +317,12 @@ def _refuse_roles_of_operator(trial: Mapping[str, Any], section: Mapping[str, An
                 ("trial", role),
                 f"cannot use trial.{role}: {operator} has {' and '.join(other)} only; remove it, or write another operator",
             )
+    master = trial.get("master") if "master" in roles else None
+    if isinstance(master, Mapping) and isinstance(count := master.get("replicas"), int) and count > 1:
+        refuse(
+            ("trial", "master", "replicas"),
+            f"cannot use trial.master.replicas: a PyTorchJob has one master, not {count}; write replicas: 1, and more of worker",
+        )
 
 
 def _refuse_repeated_names(roles: list[Any], refuse: Refuse) -> None:
@@ -326,8 +369,10 @@ def kubernetes_of(
                 for name, role in by_name.items()
                 if role is not None
             ),
-            api_version=kubeflow.api_version,
+            api_version=kubeflow.api_version or _OPERATORS[kubeflow.operator].versions[0],
             namespace=kubeflow.namespace,
+            runtime=(kubeflow.runtime or DEFAULT_RUNTIME) if kubeflow.operator == "trainjob" else None,
+            queue=kubeflow.queue_name,
         )
     section = file.frameworkcontroller_config
     name = SECTION["frameworkcontroller"]

@@ -166,11 +166,12 @@ class RoleConfig:
 class KubernetesConfig:
     """What jobs on Kubernetes are made of. `roles` are in the order of the file, and none where `template` describes the job.
 
-    `operator` is `frameworkcontroller`, `tf-operator` or `pytorch-operator`; `api_version` is that of the latter two's resources.
-    `template_text` is the content of `template`. `namespace` None: that of the login to the cluster.
+    `api_version` is that of the resources of all operators but FrameworkController, without their group. `template_text` is the
+    content of `template`. `namespace` None: that of the login to the cluster. `runtime` is there for TrainJobs alone: the name of
+    a ClusterTrainingRuntime, or of a TrainingRuntime, with that word and a slash before it. `queue` is one of Kueue's.
     """
 
-    operator: Literal["frameworkcontroller", "tf-operator", "pytorch-operator"]
+    operator: Literal["frameworkcontroller", "tf-operator", "pytorch-operator", "trainjob", "job"]
     storage: KubernetesStorage
     roles: tuple[RoleConfig, ...]
     api_version: str | None = None
@@ -178,6 +179,8 @@ class KubernetesConfig:
     namespace: str | None = None
     template: Path | None = None
     template_text: str | None = field(default=None, repr=False)
+    runtime: str | None = None
+    queue: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The parts as JSON values and paths, from which `from_dict` makes an equal one."""
@@ -323,6 +326,25 @@ class ExperimentConfig:
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise Bug(f"cannot read the stored experiment: {error!r}; please report it") from error
+
+
+HIDDEN = "(hidden)"
+
+
+def without_secrets(config: ExperimentConfig) -> ExperimentConfig:
+    """The same to be looked at: logins are hidden, and what describes a job and may hold some, but by the name of its file."""
+    pai, kubernetes = config.pai, config.kubernetes
+    if pai is not None:
+        pai = dataclasses.replace(
+            pai, token=_hidden(pai.token), password=_hidden(pai.password), job_text=_hidden(pai.job_text)
+        )
+    if kubernetes is not None:
+        kubernetes = dataclasses.replace(kubernetes, template_text=_hidden(kubernetes.template_text))
+    return dataclasses.replace(config, pai=pai, kubernetes=kubernetes)
+
+
+def _hidden(text: str | None) -> str | None:
+    return None if text is None else HIDDEN
 
 
 def _with_own(fields: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,16 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentCo
     Raises:
         ConfigInvalid: with every mistake of the experiment file, of its search space and of annotations, in the order of lines.
     """
-    return _Reading(path, _document(path), reads_code).experiment()
+    return read_document(path, _document(path), reads_code=reads_code)
+
+
+def read_document(path: Path, document: Document, *, reads_code: bool = True) -> ExperimentConfig:
+    """The experiment that a document describes which is, or could be, the content of `path`; as `read_experiment_file` has it.
+
+    Raises:
+        ConfigInvalid: with every mistake.
+    """
+    return _Reading(path, document, reads_code).experiment()
 
 
 def schema_of(path: Path) -> Literal["v1", "v2"]:

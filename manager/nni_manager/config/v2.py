@@ -149,6 +149,8 @@ def _kubeflow(path: str) -> dict[_Place, _Place]:
         {
             "trainingService.operator": f"{section}.operator",
             "trainingService.apiVersion": f"{section}.apiVersion",
+            "trainingService.runtime": f"{section}.runtime",
+            "trainingService.queueName": f"{section}.queueName",
         }
         | {f"trainingService.{role}.replicas": f"trial.{role}.replicas" for role in _REPLICAS}
     )
@@ -410,6 +412,8 @@ class _Translation:
         if isinstance(value, list) and (*place, EACH) in self.sections:
             for index, item in enumerate(value):
                 self._take(item, (*place, EACH), (*here, index))
+        elif isinstance(value, Mapping) and (*place, EACH) in self.sections:
+            self._put(with_indices(SECTIONS[place], here), value)  # which is no list
         elif isinstance(value, Mapping) and (place in self.sections or not place):
             if place in SECTIONS:
                 self._put(with_indices(SECTIONS[place], here), {})

@@ -73,6 +73,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.jobs import MOST_AHEAD, Job, Jobs, JobState
 from nni_manager.domain.limits import Limits
 from nni_manager.domain.metrics import Reported, newest_shown, reward
+from nni_manager.domain.revisions import Revisions
 from nni_manager.domain.silence import Silence
 from nni_manager.domain.trial import Trial, TrialEvent, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
@@ -219,6 +220,8 @@ class Experiment:
     keeper_has_matched: bool = False
     silence: Silence = field(default_factory=Silence)
     jobs: Jobs = field(default_factory=Jobs)
+    revisions: Revisions = field(default_factory=Revisions)
+    """Which trials have changed, for those who show them."""
     _running_since_s: float | None = None
     _asked: int = 0
     _put_off: list[int] = field(default_factory=list)
@@ -305,6 +308,7 @@ class Experiment:
         )
         for trial in trials:
             self.trials[trial.trial_id] = trial
+            self.revisions.note(trial.trial_id)
             self.counts[trial.state] += 1
             self._live += not trial.state.is_final
             self._next_sequence_id = max(self._next_sequence_id, trial.sequence_id + 1)
@@ -331,7 +335,22 @@ class Experiment:
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """What to do about the event, in this order."""
         effects = self._handle(event, now_s)
-        return effects + self._go_on(now_s)
+        effects += self._go_on(now_s)
+        self._note_changes(event, effects)
+        return effects
+
+    def _note_changes(self, event: Event, effects: Iterable[Effect]) -> None:
+        """What is stored of a trial has changed; and what is not, by what its keepers tell."""
+        match event:
+            case MetricsStored(key=key) | AttemptStarted(key=key) | TaskReported(key=key):
+                self.revisions.note(key.trial_id)
+            case AttemptEnded(ended=ended):
+                self.revisions.note(ended.key.trial_id)
+            case _:
+                pass
+        for effect in effects:
+            if isinstance(effect, SaveTrial):
+                self.revisions.note(effect.trial.trial_id)
 
     def _handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:

@@ -324,6 +324,8 @@ class Engine:
             self.keepers.roads,
             time.monotonic(),
             why_it_waits=self._service.why_it_waits,
+            keepers_of=self.keepers.seen,
+            link_of=self._service.link,
         )
 
     def note_taken(self) -> None:

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
+from nni_manager.domain.experiment import Experiment
 from nni_manager.engine.picture import Picture
 from nni_manager.errors import UserMistake
 from nni_manager.store.folders import ExperimentFolder, FolderUnreadable
@@ -42,7 +43,9 @@ class View:
             version = self._reader.data_version()
             if version != self._version:
                 # What is written between the two is read now, and once more the next time.
-                self._version, self._picture = version, Picture.stored(self.folder)
+                before, self._version = self._picture.experiment, version
+                self._picture = Picture.stored(self.folder)
+                _go_on_from(before, self._picture.experiment)
         return replace(self._picture, problem=self._problem(), is_view=True)
 
     def stop(self) -> None:
@@ -96,3 +99,11 @@ class View:
             else f"ask its manager, on port {manager.port}"
         )
         return ViewOnly(f"cannot {what} {which}: experiment {name} is only viewed here; {way_out}")
+
+
+def _go_on_from(before: Experiment, now: Experiment) -> None:
+    """What was read anew has the revisions of what was read before, and more only of the trials that differ."""
+    now.revisions = before.revisions
+    for trial_id, trial in now.trials.items():
+        if before.trials.get(trial_id) != trial:
+            now.revisions.note(trial_id)

@@ -74,6 +74,10 @@ class TrainingService(ABC):
         """The tasks of a job, and when they end its trial."""
         return Completion()
 
+    def link(self, job_id: str) -> str | None:
+        """Where people look at the job with a browser, whether it has ended or not; None: nowhere."""
+        return None
+
     async def place(self, job_id: str) -> None:  # noqa: B027 - clusters with a queue of their own have room for any job
         """Wait until there is room for the job, and reserve it."""
 

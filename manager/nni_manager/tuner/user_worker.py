@@ -25,6 +25,8 @@ import threading
 import traceback
 from typing import Any
 
+from nni_manager.names_of_nni import answer_to_names_of_nni
+
 # Between the manager and a trial, which has 500 more than the manager: memory that is full takes a trial first.
 _OOM_SCORE = 250
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -40,7 +42,7 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_OOM_SCORE))
-    _answer_to_names_of_nni()
+    answer_to_names_of_nni()
     calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_take_calls, args=(connection, calls), daemon=True).start()
     worker = _Worker()
@@ -84,19 +86,6 @@ def _metric(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text  # written by something else than an SDK
-
-
-def _answer_to_names_of_nni() -> None:
-    """Let `import nni` mean our SDK, unless the real package is there."""
-    try:
-        importlib.import_module("nni")
-    except ModuleNotFoundError as error:
-        if error.name != "nni":
-            raise
-        sys.modules["nni"] = importlib.import_module("nni_sdk")
-        for name in ("tuner", "assessor", "utils"):
-            sys.modules[f"nni.{name}"] = importlib.import_module(f"nni_sdk.{name}")
-        sys.modules["nni.recoverable"] = sys.modules["nni.tuner"]
 
 
 def _load(path: str) -> Any:

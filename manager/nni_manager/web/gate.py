@@ -1,22 +1,43 @@
-"""Who may speak to the HTTP API: the experiment's owner, who has its token, and no web page but its own.
+"""Who may speak to the HTTP API: the experiment's owner, who has its token, and no web page but its own, which has a session.
 
-A token is asked for on loopback, too: other users of a machine reach its loopback.
+Both are asked for on loopback, too: other users of a machine reach its loopback. The files of the page hold nothing secret and
+are for everybody.
 """
 
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nni_manager.engine.tokens import is_token
 from nni_manager.serving import MOST_HEAD_BYTES, OWN_NAMES, is_loopback, keep_connection
+from nni_manager.web.entrance import KEY_HEADER, Entrance
 
 # Few requests have more to say, and those say how much.
 MOST_BODY_BYTES = 64 * 1024
+
+# Whatever is answered. The page runs its own scripts only, speaks to its own manager only, and is in no frame of another page:
+# what a trial wrote is shown there, and might be script.
+HEADERS_OF_ALL = {
+    # The hash is that of an empty style element: plotly fills one by script.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; "
+    "style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+
+
+# What is answered instead, and what cannot be done.
+_Refusal = tuple[HTTPStatus, str]
 
 
 class Gate:
@@ -25,64 +46,88 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
-        token: str,
+        entrance: Entrance,
         host: str,
         most_body_bytes: Mapping[tuple[str, str], int] | None = None,
+        is_public: Callable[[str, str], bool] = lambda method, path: False,
+        for_programs: Collection[tuple[str, str]] = (),
     ) -> None:
-        """`host`: where the server listens. `most_body_bytes`: of requests with this method and path, where it is unusual."""
+        """`host`: where the server listens.
+
+        `most_body_bytes`: of requests with this method and path, where it is unusual. `is_public`: whether everybody may ask for
+        a method and path. `for_programs`: those that a session does not do for.
+        """
         self._app = app
-        self._token = token
+        self._entrance = entrance
         self._host = host
         self._most_body_bytes = most_body_bytes or {}
+        self._is_public = is_public
+        self._for_programs = for_programs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
             return  # of other things there are none
+        is_public = self._is_public(scope["method"], scope["path"])
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS_OF_ALL)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
         sizes = [len(name) + len(value) for name, value in scope["headers"]]
         head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(sizes)
         most = self._most_body_bytes.get((scope["method"], scope["path"]), MOST_BODY_BYTES)
-        refusal = self._refusal(Headers(scope=scope), scope["scheme"], head_bytes, most)
+        headers = Headers(scope=scope)
+        refusal = (
+            self._refusal_of_page(headers, scope, is_public)
+            or (None if is_public else self._refusal_of_person(headers, scope))
+            or _refusal_of_size(headers, head_bytes, most)
+        )
         if refusal is None:
-            keep_connection(scope)
-            await self._app(scope, receive, send)
+            if not is_public:
+                keep_connection(scope)
+            await self._app(scope, receive, sending)
             return
         status, message = refusal
         # Who is refused does not keep a place that others need.
-        headers = {"Connection": "close"}
+        answered = {"Connection": "close"}
         if status is HTTPStatus.UNAUTHORIZED:
-            headers["WWW-Authenticate"] = "Bearer"
-        await JSONResponse({"error": f"cannot {message}"}, status, headers)(scope, receive, send)
+            answered["WWW-Authenticate"] = "Bearer"
+        await JSONResponse({"error": f"cannot {message}"}, status, answered)(scope, receive, sending)
 
-    def _refusal(
-        self, headers: Headers, scheme: str, head_bytes: int, most_body_bytes: int
-    ) -> tuple[HTTPStatus, str] | None:
+    def _refusal_of_page(self, headers: Headers, scope: Scope, is_public: bool) -> _Refusal | None:
+        """If some other web page than the manager's makes a browser ask this."""
         host = headers.get("host", "")
         if not self._is_own(host):
             return (
                 HTTPStatus.BAD_REQUEST,
                 f"answer as {host[:100]!r}: that is not this manager's name; use its IP address",
             )
-        if _is_foreign(headers, f"{scheme}://{host}"):
+        # A link to the page may be anywhere, in the terminal of another web page as well.
+        is_link = is_public and scope["method"] == "GET" and headers.get("sec-fetch-dest") == "document"
+        if not is_link and _is_foreign(headers, f"{scope['scheme']}://{host}"):
             return HTTPStatus.FORBIDDEN, "do this for another web page; use nnictl"
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not is_token(token.strip().encode(), self._token):
-            return (
-                HTTPStatus.UNAUTHORIZED,
-                "let you in without the manager's token; nnictl finds it by itself, and other programs send it as "
-                "`Authorization: Bearer TOKEN`: it is in manager-process.json in the experiment's folder",
-            )
-        if head_bytes > MOST_HEAD_BYTES:
-            return (
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"take an address and headers of more than {MOST_HEAD_BYTES} bytes; send less",
-            )
-        length = headers.get("content-length", "0")
-        if "transfer-encoding" in headers:
-            return HTTPStatus.LENGTH_REQUIRED, "take a body without Content-Length; send it"
-        if not length.isdecimal() or int(length) > most_body_bytes:
-            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"take more than {most_body_bytes} bytes; send less"
         return None
+
+    def _refusal_of_person(self, headers: Headers, scope: Scope) -> _Refusal | None:
+        """If it is not the experiment's owner who asks."""
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and is_token(token.strip().encode(), self._entrance.token):
+            return None
+        cookie = cookie_parser(headers.get("cookie", "")).get(self._entrance.cookie_name)
+        if self._entrance.lets_in(cookie, headers.get(KEY_HEADER, "")):
+            if (scope["method"], scope["path"]) not in self._for_programs:
+                return None
+            return HTTPStatus.FORBIDDEN, "do this for a web page; use nnictl"
+        return (
+            HTTPStatus.UNAUTHORIZED,
+            "let you in without the manager's token; nnictl finds it by itself, a browser comes by the link that "
+            "`nnictl webui url` prints, and other programs send it as `Authorization: Bearer TOKEN`: it is in "
+            "manager-process.json in the experiment's folder",
+        )
 
     def _is_own(self, host_header: str) -> bool:
         """Whether a browser that sends this was told to come here by its user, not by the DNS of a web page.
@@ -99,6 +144,20 @@ class Gate:
         return not is_loopback(self._host) and (
             _is_address(host) or host in (socket.gethostname().lower(), socket.getfqdn().lower())
         )
+
+
+def _refusal_of_size(headers: Headers, head_bytes: int, most_body_bytes: int) -> _Refusal | None:
+    if head_bytes > MOST_HEAD_BYTES:
+        return (
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"take an address and headers of more than {MOST_HEAD_BYTES} bytes; send less",
+        )
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers:
+        return HTTPStatus.LENGTH_REQUIRED, "take a body without Content-Length; send it"
+    if not length.isdecimal() or int(length) > most_body_bytes:
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"take more than {most_body_bytes} bytes; send less"
+    return None
 
 
 def _is_address(host: str) -> bool:

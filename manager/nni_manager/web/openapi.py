@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from nni_manager.web.entrance import KEY_HEADER
 from nni_manager.web.gate import MOST_BODY_BYTES
 from trial_keeper import __version__
 
@@ -22,6 +23,7 @@ _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 # A trial's id, and a trial's place in the order in which trials were made.
 _PATH_PARAMETERS: Mapping[str, Schema] = {
     "trial_id": {"type": "string"},
+    "stream": {"type": "string", "enum": ["stdout", "stderr", "keeper"]},
     "first": {"type": "integer", "minimum": 0},
     "last": {"type": "integer", "minimum": 0},
 }
@@ -33,10 +35,10 @@ _REFUSALS_OF_ALL: Mapping[int, str] = {
     411: "A body without Content-Length.",
     413: "A body that is too large.",
     431: "An address and headers that are too large.",
-    503: "The database does not answer at present; try again.",
+    503: "The database, or the storage that trials write to, does not answer at present; try again.",
 }
 REFUSALS: Mapping[int, str] = {
-    404: "There is no such trial.",
+    404: "There is no such trial, or no such log.",
     409: "Not in the present state of the trial or of the experiment: the message says of which.",
 }
 
@@ -45,8 +47,8 @@ REFUSALS: Mapping[int, str] = {
 class Operation:
     """One thing that can be asked. The endpoint's docstring is its summary.
 
-    `answer`: the schema of what it answers; None: plain text. `refusals`: those of REFUSALS that it may answer with. `body`: the
-    schema of what must be sent with it; None: nothing.
+    `answer`: the schema of what it answers; None: text of the `media_type`. `refusals`: those of REFUSALS that it may answer
+    with. `body`: the schema of what must be sent with it; None: nothing.
     """
 
     path: str
@@ -58,6 +60,7 @@ class Operation:
     refusals: tuple[int, ...] = ()
     body: Schema | None = None
     most_body_bytes: int = MOST_BODY_BYTES
+    media_type: str = "text/plain"
 
     def route(self) -> Route:
         """As the server needs it."""
@@ -71,7 +74,7 @@ class Operation:
             for name in names
         ] + [{"name": name, "in": "query", "schema": dict(schema)} for name, schema in self.query.items()]
         content = (
-            {"text/plain": {"schema": {"type": "string"}}}
+            {self.media_type: {"schema": {"type": "string"}}}
             if self.answer is None
             else {"application/json": {"schema": dict(self.answer)}}
         )
@@ -103,8 +106,8 @@ class Operation:
 _ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 
 
-def document(operations: Iterable[Operation], root: str) -> dict[str, Any]:
-    """The description of an API whose paths begin with `root`."""
+def document(operations: Iterable[Operation], root: str, cookie_name: str) -> dict[str, Any]:
+    """The description of an API whose paths begin with `root`, and to whose sessions this cookie belongs."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(root + operation.path, {})[operation.method.lower()] = operation.described()
@@ -115,10 +118,14 @@ def document(operations: Iterable[Operation], root: str) -> dict[str, Any]:
             "version": __version__,
             "description": "Paths and answers are those of NNI's manager. Times are milliseconds since the epoch.",
         },
-        "security": [{"token": []}],
+        "security": [{"token": []}, {"session": [], "key": []}],
         "paths": paths,
         "components": {
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": cookie_name},
+                "key": {"type": "apiKey", "in": "header", "name": KEY_HEADER},
+            },
             "schemas": {
                 "Error": {
                     "type": "object",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nni_manager.domain.completion import Completion
 from nni_manager.training_services.frameworkcontroller.render import (
     completion_of,
@@ -57,6 +59,6 @@ class FrameworkController(Operator):
         """By the Framework's state."""
         return FrameworkState.of(document).stage
 
-    def verdict_of(self, document: Document) -> Verdict:
+    def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> Verdict:
         """That of its deciding task."""
-        return verdict_of(document)
+        return verdict_of(document, pods)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from nni_manager.training_services.kubernetes.operator import Stage, Verdict
+from nni_manager.training_services.kubernetes.operator import SUCCESS, Stage, Verdict
+from nni_manager.training_services.kubernetes.pods import is_over
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -47,12 +48,12 @@ _BEFORE_RUNNING = frozenset({_S.CREATION_PENDING, _S.CREATION_REQUESTED, _S.PREP
 _TAKEN_AWAY = frozenset({-100, -101, -210, -220, -230})
 
 
-def verdict_of(framework: Mapping[str, Any]) -> Verdict:
+def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any]]) -> Verdict:
     """How a Framework in the state COMPLETED ended."""
     attempt = framework["status"].get("attemptStatus") or {}
     told = attempt.get("completionStatus") or {}
     if (told.get("type") or {}).get("name") == "Succeeded":
-        return Verdict(0, "", ExitReason.KEEPER_LOST, None)
+        return SUCCESS
     code = int(told.get("code") or 0)
     task = _deciding_task(attempt, told.get("trigger") or {})
     ended = (task.get("completionStatus") or {}).get("pod") or {}
@@ -69,7 +70,8 @@ def verdict_of(framework: Mapping[str, Any]) -> Verdict:
         exit_code = int(failed[-1]["code"])
         if failed[-1].get("reason") == "OOMKilled":
             reason = ExitReason.OUT_OF_MEMORY
-    return Verdict(exit_code, message, reason, task.get("podName"))
+    pod = task.get("podName")
+    return Verdict(exit_code, message, reason, pod, pod is not None and not is_over(pods.get(pod, {})))
 
 
 def _deciding_task(attempt: Mapping[str, Any], trigger: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ An operator here is pure: it makes documents and reads documents. `service.Kuber
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
@@ -13,7 +14,7 @@ from typing import ClassVar
 from nni_manager.config.model import KubernetesConfig
 from nni_manager.domain.completion import Completion
 from nni_manager.training_services.kubernetes.api import Document
-from nni_manager.training_services.kubernetes.resources import Resource
+from nni_manager.training_services.kubernetes.resources import LOCAL_QUEUES, Resource
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 
@@ -30,13 +31,18 @@ class Stage(Enum):
 class Verdict:
     """How a resource in the stage ENDED has ended. `exit_code`: that of the container that decided it; None where none did.
 
-    `pod` is that container's, whose last words are worth a moment's wait; None when nobody says which it was.
+    `pod` is that container's; None when nobody says which it was. `awaits_pod`: that pod's end has not been seen, and is worth a
+    moment's wait.
     """
 
     exit_code: int | None
     message: str
     reason: ExitReason
-    pod: str | None
+    pod: str | None = None
+    awaits_pod: bool = False
+
+
+SUCCESS = Verdict(0, "", ExitReason.KEEPER_LOST)
 
 
 class Operator(ABC):
@@ -59,6 +65,11 @@ class Operator(ABC):
         """The tasks of a job, and when they end its trial."""
 
     @property
+    def things(self) -> tuple[tuple[Resource, str], ...]:
+        """What has to be on the cluster for jobs to run, by name, beside what jobs of every operator need."""
+        return ((LOCAL_QUEUES, self.config.queue),) if self.config.queue is not None else ()
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What users should know before they start."""
         return ()
@@ -79,8 +90,8 @@ class Operator(ABC):
         """How far it has come. One of which nothing is known has not begun."""
 
     @abstractmethod
-    def verdict_of(self, document: Document) -> Verdict:
-        """How a resource in the stage ENDED has ended."""
+    def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> Verdict:
+        """How a resource in the stage ENDED has ended. `pods` are those of the job that were seen, by name."""
 
     def why_it_waits(self, document: Document) -> str:
         """What keeps the job from having pods; empty where its pods tell, or nothing is known."""

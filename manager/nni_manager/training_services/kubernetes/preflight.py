@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nni_manager.config.model import ClaimStorage
 from nni_manager.training_services.kubernetes.api import Kubernetes
@@ -20,13 +20,16 @@ from nni_manager.training_services.kubernetes.resources import (
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What jobs need: a kind of objects, rights (verbs on resources), and things that have to be in the namespace."""
+    """What jobs need: a kind of objects, rights (verbs on resources), and things that have to be there, by name.
+
+    `names_version`: the version of the jobs' resource is one that users write.
+    """
 
     namespace: str
     jobs: Resource
     rights: tuple[tuple[str, Resource], ...]
-    service_account: str | None = None
-    claims: tuple[str, ...] = ()
+    things: tuple[tuple[Resource, str], ...] = ()
+    names_version: bool = False
 
 
 def needs_of(operator: Operator, namespace: str) -> Needs:
@@ -39,8 +42,13 @@ def needs_of(operator: Operator, namespace: str) -> Needs:
     }
     rights = tuple((verb, resource) for resource, each in verbs.items() for verb in each)
     storage = config.storage
-    claims = (storage.name,) if isinstance(storage, ClaimStorage) and storage.name else ()
-    return Needs(namespace, operator.resource, rights, config.service_account, claims)
+    things = list(operator.things)
+    if isinstance(storage, ClaimStorage) and storage.name:
+        things.append((CLAIMS, storage.name))
+    if config.service_account is not None:
+        things.append((SERVICE_ACCOUNTS, config.service_account))
+    names_version = config.api_version is not None
+    return Needs(namespace, operator.resource, rights, tuple(things), names_version)
 
 
 def check(cluster: Kubernetes, needs: Needs) -> tuple[str, ...]:
@@ -65,7 +73,7 @@ def check(cluster: Kubernetes, needs: Needs) -> tuple[str, ...]:
 def _missing(cluster: Kubernetes, needs: Needs) -> list[str]:
     missing = []
     if not cluster.serves(needs.jobs):
-        missing.append(_unserved(cluster, needs.jobs))
+        missing.append(_unserved(cluster, needs.jobs, names_version=needs.names_version))
     if not _has_namespace(cluster, needs.namespace):
         return [*missing, f"there is no namespace {needs.namespace}; correct it, or make it with kubectl"]
     for verb, resource in needs.rights:
@@ -74,16 +82,20 @@ def _missing(cluster: Kubernetes, needs: Needs) -> list[str]:
                 f"this login may not {verb} {resource.plural} in namespace {needs.namespace}; "
                 "ask an administrator of the cluster for the right"
             )
-    things = [(CLAIMS, name) for name in needs.claims]
-    if needs.service_account is not None:
-        things.append((SERVICE_ACCOUNTS, needs.service_account))
-    for resource, name in things:
+    for wanted, name in needs.things:
+        resource = wanted
+        if wanted.operator:
+            # Which version of another's objects it is does not matter: they are only asked for.
+            served = _served(cluster, wanted)
+            if not served:
+                missing.append(_unserved(cluster, wanted))
+                continue
+            resource = wanted if wanted.version in served else replace(wanted, version=served[0])
         try:
             cluster.get(resource, needs.namespace, name)
         except NotThere:
-            missing.append(
-                f"there is no {resource.kind} {name} in namespace {needs.namespace}; correct it, or make it with kubectl"
-            )
+            where = f" in namespace {needs.namespace}" if resource.is_in_namespace else ""
+            missing.append(f"there is no {resource.kind} {name}{where}; correct it, or make it with kubectl")
         except Forbidden:
             pass  # the cluster will say so of the job, if it is missing
     return missing
@@ -96,9 +108,19 @@ def _has_namespace(cluster: Kubernetes, namespace: str) -> bool:
         return True  # whoever may only use a namespace need not be allowed to read it
 
 
-def _unserved(cluster: Kubernetes, jobs: Resource) -> str:
-    served = cluster.served_versions(jobs.group)
+def _served(cluster: Kubernetes, resource: Resource) -> list[str]:
+    """In which versions: its group may have others for other kinds."""
+    versions = cluster.served_versions(resource.group)
+    return [each for each in versions if cluster.serves(replace(resource, version=each))]
+
+
+def _unserved(cluster: Kubernetes, jobs: Resource, *, names_version: bool = False) -> str:
+    served = _served(cluster, jobs)
     if not served:
         return f"it has no {jobs.plural}.{jobs.group}; install {jobs.operator} there"
     versions = ", ".join(served)
-    return f"it has no {jobs.plural} of {jobs.api_version} (served: {versions}); install {jobs.operator} for {jobs.version}"
+    remedy = f"write apiVersion: {served[0]}, or " if names_version else ""
+    return (
+        f"it has no {jobs.plural} of {jobs.api_version} (served: {versions}); {remedy}install {jobs.operator} for "
+        f"{jobs.version}"
+    )

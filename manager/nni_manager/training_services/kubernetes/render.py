@@ -34,18 +34,20 @@ TOKEN = "token"
 _APP = "nni-kubernetes-trial"
 _VOLUME, _SHM_VOLUME = "nni-vol", "shm"
 _REUSED = "env-"
+# What the cluster alone can say, and keepers and trials may want to know.
+_OF_THE_POD = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
 _JOB_LABELS = ("trialId", "envId")
-# What a keeper has, once its trial has had its own grace, to tell how that ended.
-_LAST_WORDS_S = 15
+LAST_WORDS_S = 15
+"""What a keeper has, once its trial has had its own grace, to tell how that ended."""
 
 
 # ---- names
 
 
-def short_name(job_id: str) -> str:
+def short_name(job_id: str, between: str = "") -> str:
     """What tells a job from others of its experiment in the names of resources, as NNI writes it."""
     kind = "env" if job_id.startswith(_REUSED) else "trial"
-    return f"{kind}{job_id.removeprefix(_REUSED)}"
+    return f"{kind}{between}{job_id.removeprefix(_REUSED)}"
 
 
 def labels_of(experiment_id: str, job_id: str) -> dict[str, str]:
@@ -163,7 +165,7 @@ def environment_of(
     role: RoleConfig, name: str, settings: KeeperSettings, environ: Mapping[str, str]
 ) -> list[Document]:
     """The variables of a task of the role; the token is taken from the secret that has the resource's name."""
-    own = replace(settings, command=role.command).to_environ()
+    own = replace(settings, command=role.command, role=role.name).to_environ()
     del own[f"{PREFIX}TOKEN"]
     own |= environ
     if role.gpu == 0:
@@ -172,12 +174,16 @@ def environment_of(
     return [
         *({"name": each, "value": as_it_is(value)} for each, value in own.items()),
         {"name": f"{PREFIX}TOKEN", "valueFrom": token},
+        *(
+            {"name": each, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+            for each, path in _OF_THE_POD.items()
+        ),
     ]
 
 
 def grace_of(settings: KeeperSettings) -> int:
     """How long a pod that is told to end may take, in seconds."""
-    return int(settings.grace_s) + _LAST_WORDS_S
+    return int(settings.grace_s) + LAST_WORDS_S
 
 
 def as_it_is(text: str) -> str:

@@ -27,7 +27,7 @@ from nni_manager.training_services.kubernetes.events import FIELDS, Warnings
 from nni_manager.training_services.kubernetes.operator import Operator, Stage, Verdict
 from nni_manager.training_services.kubernetes.pods import (
     has_node,
-    is_over,
+    has_run,
     is_pending,
     last_words,
     what_goes_first,
@@ -235,8 +235,7 @@ class KubernetesService(TrainingService):
                 return JobPresence.UNKNOWN
             stage = self._operator.stage_of(seen)
             if stage is Stage.ENDED:
-                verdict = self._operator.verdict_of(seen)
-                self._words[job_id] = self._message(job_id, verdict)
+                self._words[job_id] = self._message(job_id, self._verdict(job_id, seen))
                 self._delete_soon(name, seen["metadata"]["uid"])
                 return JobPresence.ENDED
             if stage is Stage.WAITING and not await self._has_secret(name):
@@ -321,8 +320,13 @@ class KubernetesService(TrainingService):
                 job_id, name = job_of(document), document["metadata"]["name"]
                 pods = self._pods.setdefault(job_id, {})
                 pods[name] = document
-                if isinstance(change, Gone) and (job := self._jobs.get(job_id)) is not None:
+                job = self._jobs.get(job_id)
+                if job is not None and has_run(document):
+                    job.has_begun = True
+                if isinstance(change, Gone) and job is not None:
                     job.gone_pods.add(name)
+                elif job is not None:
+                    job.gone_pods.discard(name)  # one that is made anew may have the same name
                 elif isinstance(change, Gone):
                     del pods[name]  # of a job whose end was told
                     if not pods:
@@ -364,7 +368,7 @@ class KubernetesService(TrainingService):
         job.has_begun = job.has_begun or stage is not Stage.WAITING
         if stage is Stage.ENDED and not job.is_posting and not job.is_ending:
             job.is_ending = True
-            self._spawn(self._finish(job, self._operator.verdict_of(document)))
+            self._spawn(self._finish(job, document))
 
     def _forget(self, document: Document) -> None:
         name, uid = document["metadata"]["name"], document["metadata"]["uid"]
@@ -373,18 +377,24 @@ class KubernetesService(TrainingService):
 
     # ---- ends
 
-    async def _finish(self, job: _Job, verdict: Verdict) -> None:
+    async def _finish(self, job: _Job, document: Document) -> None:
         """Tell how it ended, with its last words if they come, and clear it away."""
-        if verdict.exit_code != 0 and verdict.pod is not None:
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._until_ended(job, verdict.pod), _POD_LAG_S)
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_told(job, document), _POD_LAG_S)
+        verdict = self._verdict(job.job_id, document)
         self._end(job, verdict.exit_code, self._message(job.job_id, verdict), verdict.reason)
         self._delete_soon(job.name, job.uid)
 
-    async def _until_ended(self, job: _Job, pod: str) -> None:
-        while pod not in job.gone_pods and not is_over(self._pods.get(job.job_id, {}).get(pod, {})):
+    async def _until_told(self, job: _Job, document: Document) -> None:
+        while (verdict := self._verdict(job.job_id, document)).awaits_pod:
+            awaited = {verdict.pod} if verdict.pod is not None else set(self._pods.get(job.job_id, {}))
+            if awaited and awaited <= job.gone_pods:
+                return
             self._pod_news.clear()
             await self._pod_news.wait()
+
+    def _verdict(self, job_id: str, document: Document) -> Verdict:
+        return self._operator.verdict_of(document, self._pods.get(job_id, {}))
 
     def _message(self, job_id: str, verdict: Verdict) -> str:
         pod = self._pods.get(job_id, {}).get(verdict.pod or "", {})

@@ -85,7 +85,8 @@ class LocalTrainingService(TrainingService):
             with open(self._log(job_id), "ab") as log:
                 child = subprocess.Popen(
                     ["bash", str(self._workspace.run_sh)],
-                    cwd=self._workspace.root,
+                    # Not on the storage: Python does not start where it cannot tell its folder, and a keeper says what is wrong.
+                    cwd=self._jobs,
                     env=without_settings(os.environ) | settings.to_environ(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,

@@ -1,4 +1,4 @@
-"""The manager's process as nnictl sees it: begin, wait until it is ready, end."""
+"""The manager's process as those see it who want one: begin, wait until it is ready, end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import psutil
 
-from nni_manager.cli import output
-from nni_manager.cli.client import ConnectionClosed, ManagerClient, ManagerSilent
-from nni_manager.cli.experiments import KnownExperiment
-from nni_manager.cli.preflight import HOST, ports_are_free
+from nni_manager.client import output
+from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.lifeline import Lifeline
+from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerSilent
+from nni_manager.client.preflight import HOST, ports_are_free
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, TryAgain, UserMistake
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.process_identity import terminate
@@ -32,6 +33,8 @@ READY_WITHIN_S = 30.0
 STOPPED_WITHIN_S = 60.0
 _LEFT_WITHIN_S = 10.0
 _REPORT_EVERY_S = 5.0
+# Those that this process has started: it may live for longer than they do, and the system keeps a note of each that has ended.
+_children: list[subprocess.Popen[bytes]] = []
 
 
 class ManagerFailed(UserMistake):
@@ -43,23 +46,35 @@ class ManagerStuck(TryAgain):
 
 
 def create_experiment(
-    config: ExperimentConfig, secret: bytes, ports: Iterable[int], debug: bool, host: str = HOST
+    config: ExperimentConfig,
+    secret: bytes,
+    ports: Iterable[int],
+    debug: bool,
+    host: str = HOST,
+    *,
+    lifeline: Lifeline | None = None,
+    experiment_id: str | None = None,
 ) -> KnownExperiment:
     """A new experiment with a manager that is ready, on the first of `ports` that works.
 
-    Whatever goes wrong before that, nothing is left: no folder, no entry in the registry, no process.
+    Whatever goes wrong before that, nothing is left: no folder, no entry in the registry, no process. With a `lifeline` the
+    experiment is stopped when that is cut. `experiment_id` None: one that nobody has.
 
     Raises:
         ManagerFailed: the manager did not become ready.
-        UserMistake: the experiment's folder cannot be made.
+        UserMistake: the experiment's folder cannot be made, or is there already.
     """
     from nni_manager.engine.engine import EXPERIMENT_ID_LENGTH, new_id
     from nni_manager.services import storage_here
     from nni_manager.store.store import Store
 
     new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
-    folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
+    folder = ExperimentFolder(config.log_dir / (experiment_id or new_id(EXPERIMENT_ID_LENGTH)))
     while folder.path.exists():
+        if experiment_id is not None:
+            raise UserMistake(
+                f"cannot make experiment {experiment_id}: there is {folder.path} already; choose another id, or resume that one"
+            )
         folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
     try:
         try:
@@ -79,7 +94,7 @@ def create_experiment(
             raise UserMistake(
                 f"cannot make {error.filename or folder.path}: {error.strerror}; choose another logDir, or mend its disk"
             ) from error
-        return start_manager(folder, ports, debug, host, is_new=True)
+        return start_manager(folder, ports, debug, host, is_new=True, lifeline=lifeline)
     except BaseException:
         folder.remove()
         Registry.of_user().remove(folder.experiment_id)
@@ -111,25 +126,36 @@ def _with_code_of_its_own(config: ExperimentConfig, folder: ExperimentFolder) ->
 
 
 def start_manager(
-    folder: ExperimentFolder, ports: Iterable[int], debug: bool, host: str = HOST, *, is_new: bool = False
+    folder: ExperimentFolder,
+    ports: Iterable[int],
+    debug: bool,
+    host: str = HOST,
+    *,
+    is_new: bool = False,
+    lifeline: Lifeline | None = None,
 ) -> KnownExperiment:
     """The experiment with a manager that is ready, on the first of `ports` that nobody else takes meanwhile.
 
     When it does not come to that, trials of a new experiment are stopped, and those of an older one are left alone.
+    `lifeline`: see `create_experiment`.
 
     Raises:
         ManagerFailed: it did not become ready, and has ended.
     """
-    return _on_first_free(ports, host, lambda port: _start_on(folder, host, port, debug, is_new))
+    return _on_first_free(ports, host, lambda port: _start_on(folder, host, port, debug, is_new, lifeline))
 
 
-def start_view(folder: ExperimentFolder, ports: Iterable[int], host: str = HOST) -> KnownExperiment:
+def start_view(
+    folder: ExperimentFolder, ports: Iterable[int], host: str = HOST, lifeline: Lifeline | None = None
+) -> KnownExperiment:
     """The experiment with a view of what is stored that is ready, on the first of `ports` that nobody else takes meanwhile.
 
+    With a `lifeline` the view ends when that is cut.
+
     Raises:
         ManagerFailed: it did not become ready, and has ended.
     """
-    return _on_first_free(ports, host, lambda port: _view_on(folder, host, port))
+    return _on_first_free(ports, host, lambda port: _view_on(folder, host, port, lifeline))
 
 
 def _on_first_free(
@@ -147,32 +173,44 @@ def _on_first_free(
     raise failure or ManagerFailed()
 
 
-def _start_on(folder: ExperimentFolder, host: str, port: int, debug: bool, is_new: bool) -> KnownExperiment:
+def _start_on(
+    folder: ExperimentFolder, host: str, port: int, debug: bool, is_new: bool, lifeline: Lifeline | None
+) -> KnownExperiment:
     stderr_before = _size_of(folder.manager_stderr)
     child: subprocess.Popen[bytes] | None = None
     try:
         with folder.manager_stdout.open("ab") as stdout, folder.manager_stderr.open("ab") as stderr:
-            child = _spawned(folder, host, port, ["--debug"] if debug else [], stdout, stderr)
+            child = _spawned(folder, host, port, ["--debug"] if debug else [], stdout, stderr, lifeline)
         process = _wait_until_ready(folder, child, folder.process, folder.manager_stderr, stderr_before)
+        _children.append(child)
         return KnownExperiment(folder, process)
-    except BaseException:
+    except BaseException as error:
         if child is not None:
             _end_half_started(folder, child, is_new)
+        _forget_lost_port(error, folder.manager_stderr, stderr_before)
         raise
 
 
-def _view_on(folder: ExperimentFolder, host: str, port: int) -> KnownExperiment:
+def _view_on(folder: ExperimentFolder, host: str, port: int, lifeline: Lifeline | None) -> KnownExperiment:
     stderr_before = _size_of(folder.view_stderr)
     child: subprocess.Popen[bytes] | None = None
     try:
         with folder.view_stderr.open("ab") as stderr:
-            child = _spawned(folder, host, port, ["--view"], stderr, stderr)
+            child = _spawned(folder, host, port, ["--view"], stderr, stderr, lifeline)
         process = _wait_until_ready(folder, child, folder.running_view, folder.view_stderr, stderr_before)
+        _children.append(child)
         return KnownExperiment(folder, None, view=process)
-    except BaseException:
+    except BaseException as error:
         if child is not None:
             _end_half_started(folder, child, is_new=False)
+        _forget_lost_port(error, folder.view_stderr, stderr_before)
         raise
+
+
+def _forget_lost_port(error: BaseException, stderr: Path, size_before: int) -> None:
+    """Whoever asked is told, or the next port is tried; a line that stayed would be taken for a fault of what runs then."""
+    if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
+        os.truncate(stderr, size_before)
 
 
 def _size_of(path: Path) -> int:
@@ -180,8 +218,15 @@ def _size_of(path: Path) -> int:
 
 
 def _spawned(
-    folder: ExperimentFolder, host: str, port: int, options: Sequence[str], stdout: BinaryIO, stderr: BinaryIO
+    folder: ExperimentFolder,
+    host: str,
+    port: int,
+    options: Sequence[str],
+    stdout: BinaryIO,
+    stderr: BinaryIO,
+    lifeline: Lifeline | None,
 ) -> subprocess.Popen[bytes]:
+    tied = () if lifeline is None else ("--lifeline", str(lifeline.their_end))
     return subprocess.Popen(
         [
             sys.executable,
@@ -194,6 +239,7 @@ def _spawned(
             "--port",
             str(port),
             *options,
+            *tied,
         ],
         # Python looks for modules where it is started: not among the user's files.
         cwd=folder.path,
@@ -201,6 +247,7 @@ def _spawned(
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
+        pass_fds=() if lifeline is None else (lifeline.their_end,),
     )
 
 
@@ -293,6 +340,12 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         )
     if not known.folder.path.exists():
         Registry.of_user().remove(known.experiment_id)
+    reap()
+
+
+def reap() -> None:
+    """Let the system forget what this process had started and has ended since."""
+    _children[:] = [child for child in _children if child.poll() is None]
 
 
 def _ask_to_stop(client: ManagerClient) -> None:

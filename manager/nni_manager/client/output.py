@@ -1,4 +1,4 @@
-"""What nnictl says to people: lines with NNI's prefixes, times, numbers, and tables."""
+"""What is said to people: lines with NNI's prefixes, times, numbers, and tables."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _unless_nobody_reads() -> Iterator[None]:
 
 def console() -> Console:
     """Where the live view goes."""
-    # Costs 40 ms, which only the commands that draw something pay.
+    # Costs 40 ms, which only those pay who draw something.
     from rich.console import Console
 
     return Console(highlight=False)

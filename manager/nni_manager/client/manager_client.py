@@ -1,4 +1,4 @@
-"""nnictl's calls to the manager of one experiment."""
+"""Calls to the manager of one experiment."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class ManagerClient:
 
 def session_with(process: ManagerProcess) -> requests.Session:
     """What lets the owner of the experiment in, and speaks to nobody but its manager."""
-    # All this costs 150 ms, which only the commands that talk to a manager pay.
+    # All this costs 150 ms, which only those pay who talk to a manager.
     import requests
     from requests.adapters import HTTPAdapter
 
@@ -179,6 +179,4 @@ def session_with(process: ManagerProcess) -> requests.Session:
 
 def api_url(process: ManagerProcess) -> str:
     """Where this machine's programs find the manager's HTTP API."""
-    scheme = "http" if process.certificate_sha256 is None else "https"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(process.host, process.host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{process.port}/api/v1/nni"
+    return f"{process.origin}/api/v1/nni"

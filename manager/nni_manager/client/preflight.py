@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nni_manager.cli.experiments import known_experiments
+from nni_manager.client.experiments import known_experiments
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:

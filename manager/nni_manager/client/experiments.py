@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.cli.client import ManagerClient, ManagerSilent, RequestRefused
+from nni_manager.client.manager_client import ManagerClient, ManagerSilent, RequestRefused
 from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.store.folders import (
     ExperimentFolder,
@@ -18,6 +18,7 @@ from nni_manager.store.folders import (
     FolderUnreadable,
     ManagerProcess,
     Registry,
+    served_by,
 )
 from trial_keeper.wire.workspace import is_safe_name
 
@@ -46,7 +47,7 @@ class KnownExperiment:
 
     def running_process(self) -> ManagerProcess | None:
         """The manager that owns it now; None when none does."""
-        now = _look(self.folder, _managers_by_folder)
+        now = look(self.folder)
         return None if now is None else now.manager
 
     def client(self) -> ManagerClient | None:
@@ -124,6 +125,29 @@ class KnownExperiment:
             f"`nnictl trial ls {self.experiment_id}` shows those there are"
         )
 
+    def status(self) -> dict[str, Any]:
+        """Its status, and what stopped it, from its manager or from what is stored."""
+        client = self.client()
+        return stored_status(self.folder) if client is None else client.get("/check-status")
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """How many trials have each status, from its manager or from what is stored."""
+        client = self.client()
+        return stored_statistics(self.folder) if client is None else client.get("/job-statistics")
+
+    def metrics(self, trial_id: str | None = None) -> list[dict[str, Any]]:
+        """The records of all trials or of one, which there is, from its manager or from what is stored."""
+        client = self.client()
+        if client is None:
+            return stored_metrics(self.folder, trial_id)
+        found: list[dict[str, Any]] = client.get("/metric-data", *(() if trial_id is None else (trial_id,)))
+        return found
+
+    def results(self) -> list[dict[str, Any]]:
+        """Parameters and results of the trials that succeeded, from its manager or from what is stored."""
+        client = self.client()
+        return stored_results(self.folder) if client is None else client.get("/export-data")
+
     def profile(self) -> dict[str, Any]:
         """NNI's profile, from its manager or from what is stored."""
         client = self.client()
@@ -142,13 +166,7 @@ class KnownExperiment:
             known |= {"status": "UNREADABLE", "problem": str(error)}
         if self.problem:
             known |= {"problem": self.problem} | ({} if self.manager else {"status": "UNREADABLE"})
-        return known | {
-            "managerIsRunning": self.manager is not None,
-            "pid": self.manager and self.manager.pid,
-            "port": self.manager and self.manager.port,
-            "viewPort": self.view and self.view.port,
-            "logDir": str(self.folder.path),
-        }
+        return known | served_by(self.folder, self.manager, self.view)
 
 
 def known_experiments() -> list[KnownExperiment]:
@@ -159,13 +177,9 @@ def known_experiments() -> list[KnownExperiment]:
     return [known for known in looks if known is not None]
 
 
-def spoilt_lines() -> list[dict[str, Any]]:
-    """What a list shows of those that nothing is known of but that they were there."""
-    return [
-        {"id": name, "status": "UNREADABLE", "problem": problem}
-        | {"managerIsRunning": False, "pid": None, "port": None, "viewPort": None, "logDir": None}
-        for name, problem in Registry.of_user().spoilt().items()
-    ]
+def look(folder: ExperimentFolder) -> KnownExperiment | None:
+    """The experiment as it is now; None: nothing is stored of it any more, and no manager runs."""
+    return _look(folder, _managers_by_folder)
 
 
 def _look(
@@ -305,6 +319,33 @@ def stored_list(folder: ExperimentFolder) -> list[dict[str, Any]]:
 
     with StoreReader(folder.database) as reader:
         return [shown(row) for row in reader.trial_list()]
+
+
+def stored_statistics(folder: ExperimentFolder) -> list[dict[str, Any]]:
+    """How many trials have each status; those there are none of are left out."""
+    from nni_manager.engine.picture import Picture
+    from nni_manager.engine.views import statistics_view
+
+    return statistics_view(Picture.stored(folder).experiment)
+
+
+def stored_metrics(folder: ExperimentFolder, trial_id: str | None) -> list[dict[str, Any]]:
+    """The records of all trials, or of one, which there is."""
+    from nni_manager.engine.views import metric_view
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(folder.database) as reader:
+        first, last = (0, 2**62) if trial_id is None else reader.place_of(trial_id)
+        return [metric_view(row) for page in reader.metric_pages(None, first, last) for row in page]
+
+
+def stored_results(folder: ExperimentFolder) -> list[dict[str, Any]]:
+    """Parameters and results of the trials that succeeded."""
+    from nni_manager.engine.views import export_view
+    from nni_manager.store.store import StoreReader
+
+    with StoreReader(folder.database) as reader:
+        return export_view(reader.trials())
 
 
 def stored_ids(folder: ExperimentFolder, beginning: str, most: int = 2) -> list[str]:

@@ -1,0 +1,44 @@
+"""Results as a table: a column for each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_COLUMNS = ("trialJobId", "value", "intermediate")
+
+Result = tuple[str, Mapping[str, Any], Any]
+"""The id of a trial, its parameters, and what it reported in the end."""
+
+
+def flat_columns(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]]:
+    """The names of the columns, and a row for each result: the trial's id, its parameters, and its result.
+
+    Nested parameters are named with a slash (`layer/size`). A result that is a dict has its `default` under `value` and the rest
+    under `value/NAME`. A parameter that is called as another column becomes `parameter/NAME`.
+    """
+    rows = [(dict(_flat(parameters, "")), _columns_of(value)) for _, parameters, value in results]
+    values = dict.fromkeys(name for _, result in rows for name in result) or {"value": None}
+    parameters = dict.fromkeys(name for given, _ in rows for name in given)
+    named = {name: f"parameter/{name}" if name in _COLUMNS or name in values else name for name in parameters}
+    made = [
+        {"trialJobId": trial_id} | {named[name]: value for name, value in given.items()} | result
+        for (trial_id, _, _), (given, result) in zip(results, rows, strict=True)
+    ]
+    return ["trialJobId", *named.values(), *values], made
+
+
+def _columns_of(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {"value": value}
+    return {"value": value.get("default", "")} | {
+        f"value/{name}": each for name, each in value.items() if name != "default"
+    }
+
+
+def _flat(parameters: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    for name, value in parameters.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{name}/")
+        else:
+            yield f"{above}{name}", value

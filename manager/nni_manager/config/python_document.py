@@ -1,0 +1,230 @@
+"""An experiment that was written in Python, read as the file that says the same; mistakes are told in Python's words.
+
+The tables of the second schema say what each key means. Messages are theirs, with fields in the place of keys:
+`trainingService.taskRoles[0].memorySize: 4g` is `config.training_service.task_roles[0].memory_size = '4g'` here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import yaml
+from pydantic.alias_generators import to_snake
+
+from nni_manager.config.document import Document, PathInFile
+from nni_manager.config.mistakes import ConfigInvalid, Mistake, key_of
+from nni_manager.config.v2 import ALIASES, EACH, PLATFORMS, DocumentV2, as_v1, names_on, place_of
+
+_SPACE = "searchSpace"
+# An example of a value: `write e.g. trialConcurrency: 2`.
+_WRITE = re.compile(r"(?P<lead>\b(?:write (?P<any>e\.g\. )?|such as |or ))(?P<key>\w+): ")
+_NOT_TEXT = re.compile(r"without quotes YAML reads (.*) as (a \w+(?: \w+)?); put it in quotes")
+CALLED = "experiment.config"
+"""What takes the place of a file's name: there is none, and messages of the manager speak of the place where keys are."""
+# What the second schema has no word of its own for, or does not take.
+_OTHER_KEYS = ((_SPACE,), ("sharedStorage",), ("experimentType",), ("trainingService", "openpaiConfig"))
+_OTHER_WORDS = {
+    r"\bcannot use this file\b": "cannot use config",
+    r"(?<![\w.])codeDir(?=[ ,;)])": "code_directory",
+    r"(?<![\w.])gpuNum(?=[ ,;)])": "trial_gpu_number",
+    rf" (?:in|of) {re.escape(CALLED)}\b": "",
+    r"\bsuch key\b": "such field",
+}
+_QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'"
+_KEEP_TO = "keep to text, finite numbers, True, False, None, lists and mappings of them"
+
+
+def python_document(value: Mapping[str, Any], name: str) -> PythonDocument:
+    """The document that `value` is, with keys as in the second schema. `name`: what it is called if it does not say.
+
+    Raises:
+        ConfigInvalid: it holds what no file could hold.
+    """
+    if strangers := [*_strangers(value, ())]:
+        raise ConfigInvalid(strangers)
+    read = as_v1(Document("", {"experimentName": name, **value}, None))
+    told = [_in_python(each) for each in read.mistakes]
+    warnings = tuple(in_python_words(each) for each in read.warnings)
+    return PythonDocument("", read.value, None, tuple(told), read.names, warnings)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PythonDocument(DocumentV2):
+    """As a file of the second schema, with its mistakes in Python's words and without lines."""
+
+    def key(self, path: PathInFile) -> str:
+        """The field that is a place of the v1 file."""
+        return _in_snake_case(DocumentV2.key(self, path))
+
+    def mistake(self, path: PathInFile, message: str) -> Mistake:
+        """A mistake at this path of the v1 file, told as one of the configuration."""
+        return _in_python(DocumentV2.mistake(self, path, message))
+
+    def said(self, path: PathInFile, message: str) -> Mistake:
+        """A mistake at this path of the v2 file, told as one of the configuration."""
+        # The words of its caller are put into Python's there.
+        told = DocumentV2.said(self, path, message)
+        return _in_python(told) if path and path[0] == _SPACE else told
+
+
+def _in_python(mistake: Mistake) -> Mistake:
+    key, message = mistake.key, mistake.message
+    if re.match(rf"{_SPACE}(?!\w)", key):
+        inner = key[len(_SPACE) :].lstrip(".")
+        place = f"config.search_space{'.' * bool(inner)}{inner}"
+        if not inner:
+            return dataclasses.replace(mistake, key=place, message=in_python_words(message))
+        # Its keys are the user's own.
+        message = message.replace("cannot use ", "cannot use config.search_space.", 1)
+        return dataclasses.replace(mistake, key=place, message=message)
+    if key.endswith(".classFileName"):
+        kind = key.partition(".")[0]
+        return dataclasses.replace(
+            mistake,
+            key=f"config.{kind}.class_name",
+            message=f"cannot use config.{kind}.class_name: it names no module; write module and class in one, such as "
+            f"class_name = 'my_{kind}.My{kind.capitalize()}'",
+        )
+    if key == "searchSpaceFile" and message.startswith("cannot do without"):
+        message = (
+            "cannot do without config.search_space: it must say what may vary; write e.g. "
+            "search_space = {'lr': {'_type': 'loguniform', '_value': [0.001, 1]}}"
+        )
+    return dataclasses.replace(
+        mistake, key=f"config.{_in_snake_case(key)}" if key else "config", message=in_python_words(message)
+    )
+
+
+def _strangers(value: Any, above: tuple[str | int, ...]) -> Iterator[Mistake]:
+    """A mistake for each value that is none of JSON's."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _strangers(item, (*above, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _strangers(item, (*above, index))
+    elif not isinstance(value, str | int | float | None) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
+        first, *steps = above
+        key = key_of(("config", to_snake(str(first)), *steps))
+        what = (
+            "a number that is not finite"
+            if isinstance(value, float)
+            else f"an object of type {type(value).__name__}"
+        )
+        yield Mistake("", None, None, key, f"cannot use {key}: it is {what}; {_KEEP_TO}")
+
+
+# ---- words
+
+
+@cache
+def _places() -> frozenset[tuple[str, ...]]:
+    tables = [names_on(platform, storage) for platform in PLATFORMS for storage in (None, "pvc")]
+    places = {place for table in (*tables, ALIASES) for place in table} | {*_OTHER_KEYS}
+    return frozenset(place[:length] for place in places for length in range(1, len(place) + 1))
+
+
+@cache
+def _first_schema() -> tuple[Mapping[str, str], re.Pattern[str]]:
+    """The keys of the first schema that have other names in the second, whose names they have here."""
+    found: dict[str, str] = {}
+    for platform in PLATFORMS:
+        for v2, v1 in names_on(platform).items():
+            if EACH not in v1 and v1 not in _places():
+                found.setdefault(key_of(v1), key_of(v2))
+    longest_first = sorted(map(re.escape, found), key=len, reverse=True)
+    return found, re.compile(rf"{_QUOTED}|(?<![\w.])(?:{'|'.join(longest_first)})(?!\w)")
+
+
+@cache
+def _steps() -> frozenset[str]:
+    return frozenset(step for place in _places() for step in place if step != EACH)
+
+
+@cache
+def _keys() -> re.Pattern[str]:
+    """Text in quotes, which stays as it is, or one key after another with dots between them."""
+    step = rf"(?:{'|'.join(sorted(map(re.escape, _steps()), key=len, reverse=True))})(?:\[\d+\])?"
+    return re.compile(rf"{_QUOTED}|(?<![\w./'-]){step}(?:\.{step})*(?![\w'-])")
+
+
+def in_python_words(message: str) -> str:
+    """A message about keys of an experiment file, of either schema, as one about fields of a configuration in Python."""
+    for of_files, of_python in _OTHER_WORDS.items():
+        message = re.sub(of_files, of_python, message)
+    of_v1, keys = _first_schema()
+    message = keys.sub(lambda found: of_v1.get(found[0], found[0]), message)
+    message = _NOT_TEXT.sub(_as_no_text, message)
+    pieces, at = [], 0
+    for found in _WRITE.finditer(message):
+        if found.start() < at or not (found["any"] or found["key"] in _steps()):
+            continue
+        end = _end_of_value(message, found.end())
+        pieces += [_with_fields(message[at : found.start()]), _written(found, message[found.end() : end])]
+        at = end
+    return "".join([*pieces, _with_fields(message[at:])])
+
+
+def _as_no_text(found: re.Match[str]) -> str:
+    written = "it as text" if found[1] == "its value" else f"'{found[1]}'"
+    return f"{found[1]} is {found[2]}, and text belongs there; write {written}"
+
+
+def _with_fields(text: str) -> str:
+    return _keys().sub(_as_field, text)
+
+
+def _as_field(found: re.Match[str]) -> str:
+    key = found[0]
+    if key[0] in "\"'":
+        return key
+    path = [part for step in key.split(".") for part in re.findall(r"\w+|\[\d+\]", step)]
+    place = place_of([int(step[1:-1]) if step.startswith("[") else step for step in path])
+    # A whole path, where a message speaks of a place.
+    is_whole = place in _places() and (
+        len(place) > 1 or re.search(r"(?:cannot use|cannot do without) $", found.string[: found.start()])
+    )
+    return ("config." if is_whole else "") + _in_snake_case(key)
+
+
+def _in_snake_case(key: str) -> str:
+    """A key with its known steps as fields are called; arguments of an algorithm are called as they are."""
+    return re.sub(r"\w+", lambda step: to_snake(step[0]) if step[0] in _steps() else step[0], key)
+
+
+def _end_of_value(text: str, at: int) -> int:
+    """Where the value of an example ends that begins at `at`."""
+    if text[at] in "{[":
+        depth = 0
+        for index in range(at, len(text)):
+            depth += (text[index] in "{[") - (text[index] in "]}")
+            if depth == 0:
+                return index + 1
+        return len(text)
+    if text[at] in "\"'":
+        closing = text.find(text[at], at + 1)
+        return len(text) if closing < 0 else closing + 1
+    stop = re.search(r",? or |; | as well|,? and ", text[at:])
+    return len(text) if stop is None else at + stop.start()
+
+
+def _written(found: re.Match[str], example: str) -> str:
+    name = to_snake(found["key"]) if found["key"] in _steps() else f"class_args[{found['key']!r}]"
+    return f"{found['lead']}{name} = {_in_fields(yaml.safe_load(example))!r}"
+
+
+def _in_fields(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            to_snake(name): item if name == "classArgs" else _in_fields(item)
+            for name, item in value.items()
+            if name != "..."
+        }
+    return [_in_fields(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,88 @@
+"""Experiments from Python, by the names of NNI's `nni.experiment`: `from nni_manager.experiment import Experiment`.
+
+See docs/python-api.md. A whole script that was written for NNI runs unchanged with `python -m nni_manager.experiment SCRIPT`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.errors import NniManagerError, TryAgain, UserMistake
+from nni_manager.experiment.config import (
+    AlgorithmConfig,
+    CustomAlgorithmConfig,
+    ExperimentConfig,
+    FrameworkAttemptCompletionPolicy,
+    FrameworkControllerConfig,
+    FrameworkControllerRoleConfig,
+    K8sAzureStorageConfig,
+    K8sNfsConfig,
+    K8sPvcConfig,
+    K8sStorageConfig,
+    KubeflowConfig,
+    KubeflowRoleConfig,
+    LocalConfig,
+    OpenpaiConfig,
+    TrainingServiceConfig,
+)
+from nni_manager.experiment.data import TrialHyperParameters, TrialJob, TrialMetricData, TrialResult
+from nni_manager.experiment.experiment import Experiment, RunMode
+from nni_manager.experiment.spelling import SpellingHint
+
+__all__ = [
+    "AlgorithmConfig",
+    "ConfigInvalid",
+    "CustomAlgorithmConfig",
+    "Experiment",
+    "ExperimentConfig",
+    "FrameworkAttemptCompletionPolicy",
+    "FrameworkControllerConfig",
+    "FrameworkControllerRoleConfig",
+    "K8sAzureStorageConfig",
+    "K8sNfsConfig",
+    "K8sPvcConfig",
+    "K8sStorageConfig",
+    "KubeflowConfig",
+    "KubeflowRoleConfig",
+    "LocalConfig",
+    "NniManagerError",
+    "OpenpaiConfig",
+    "RunMode",
+    "SpellingHint",
+    "TrainingServiceConfig",
+    "TrialHyperParameters",
+    "TrialJob",
+    "TrialMetricData",
+    "TrialResult",
+    "TryAgain",
+    "UserMistake",
+]
+
+
+class NameLeftOut(UserMistake, ImportError):
+    """cannot import this name of nni.experiment: what it configures is not supported"""
+
+
+_PLATFORMS = "an experiment runs on local, openpai, frameworkcontroller or kubeflow"
+_LEFT_OUT = dict.fromkeys(
+    ("RemoteConfig", "RemoteMachineConfig", "AmlConfig", "DlcConfig", "AdlConfig", "PaiYarnConfig"),
+    _PLATFORMS,
+) | dict.fromkeys(
+    ("SharedStorageConfig", "NfsConfig", "AzureBlobConfig", "AzureStorageConfig"),
+    "a training service has its own storage; on Kubernetes that is K8sNfsConfig, K8sPvcConfig or K8sAzureStorageConfig",
+)
+# NNI's page on Kubeflow has it, and NNI has not.
+_MISSPELT = {"KubeflowRowConfig": KubeflowRoleConfig}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MISSPELT:
+        import warnings
+
+        meant = _MISSPELT[name]
+        warnings.warn(f"{name} is taken as {meant.__name__}", SpellingHint, stacklevel=2)
+        return meant
+    if name in _LEFT_OUT:
+        raise NameLeftOut(f"cannot import {name}: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,34 @@
+"""Runs a Python script that was written for NNI: its `nni.experiment` is ours.
+
+python -m nni_manager.experiment SCRIPT [ARGUMENTS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+from nni_manager.names_of_nni import answer_to_names_of_nni
+
+
+def main() -> None:
+    """Run the script as `python SCRIPT` would."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nni_manager.experiment",
+        description="Run a Python script that was written for NNI: what it imports from nni.experiment is trial-keeper's.",
+    )
+    parser.add_argument("script", metavar="SCRIPT", type=Path)
+    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    if not given.script.is_file():
+        parser.error(f"cannot run {given.script}: there is no such file; check the path")
+    answer_to_names_of_nni(experiment_is_ours=True)
+    sys.argv = [str(given.script), *given.arguments]
+    sys.path[0] = str(given.script.resolve().parent)
+    runpy.run_path(str(given.script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""The configuration of an experiment in Python: NNI's classes, with the keys of the second schema of experiment files as fields.
+
+The tables of `nni_manager.config` say what the keys mean and check their values; these classes give them names and types. What
+each means is in docs/experiment-file.md. A field that is None is not said, and has the default of the file.
+
+Source: NNI v2.10 and v3.0, nni.experiment.config.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from nni_manager.config.mistakes import ConfigInvalid, Mistake
+from nni_manager.config.model import ExperimentConfig as CheckedConfig
+from nni_manager.config.python_document import CALLED, python_document
+from nni_manager.config.reader import read_document
+from nni_manager.config.v1 import LEFT_OUT
+from nni_manager.config.v2 import PLATFORMS
+from nni_manager.errors import UserMistake
+from nni_manager.experiment.spelling import ConfigBase
+
+PathOrText: TypeAlias = str | PathLike[str]
+"""A path; a relative one is relative to the folder in which Python was started."""
+Seconds: TypeAlias = str | int
+"""A duration such as "90m" or "0.5h", or a number of seconds."""
+GpuIndices: TypeAlias = list[int] | int | str
+"""Which GPUs: [0, 1], 0, or "0,1"."""
+
+
+class PlatformUnknown(UserMistake):
+    """cannot run an experiment there; use one of local, openpai, frameworkcontroller, kubeflow"""
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig(ConfigBase):
+    """A tuner, an assessor or an advisor: one of ours by `name`, or a class of your own by `class_name` (module and class).
+
+    >>> AlgorithmConfig(name="TPE", class_args={"optimize_mode": "maximize"}).document()
+    {'name': 'TPE', 'classArgs': {'optimize_mode': 'maximize'}}
+    """
+
+    name: str | None = None
+    class_args: dict[str, Any] = field(default_factory=dict)
+    class_name: str | None = None
+    code_directory: PathOrText | None = None
+    call_timeout: Seconds | None = None
+    include_intermediate_results: bool | None = None
+
+
+@dataclass(kw_only=True)
+class CustomAlgorithmConfig(AlgorithmConfig):
+    """A tuner or an assessor of your own: `class_name` is module and class, found in `code_directory`."""
+
+    code_directory: PathOrText | None = "."
+
+
+@dataclass(kw_only=True)
+class TrainingServiceConfig(ConfigBase):
+    """Where trials run. What an experiment says of its trials as well counts here, when it is said in both places."""
+
+    platform: str | None = None
+    trial_command: str | None = None
+    trial_code_directory: PathOrText | None = None
+    trial_gpu_number: int | None = None
+    nni_manager_ip: str | None = None
+    reuse_mode: bool | None = None
+
+    @classmethod
+    def of_mapping(cls, fields: Mapping[str, Any]) -> TrainingServiceConfig:
+        """The training service that a mapping with `platform` describes.
+
+        Raises:
+            PlatformUnknown: there is no such platform.
+        """
+        return training_service_for(fields.get("platform"))(**fields)
+
+
+@dataclass(kw_only=True)
+class LocalConfig(TrainingServiceConfig):
+    """Trials run on this machine."""
+
+    platform: str | None = "local"
+    gpu_indices: GpuIndices | None = None
+    max_trial_number_per_gpu: int | None = None
+    use_active_gpu: bool | None = None
+
+
+@dataclass(kw_only=True)
+class OpenpaiConfig(TrainingServiceConfig):
+    """Trials are jobs on OpenPAI. `host` "local" is the cluster that this machine brings along."""
+
+    platform: str | None = "openpai"
+    host: str | None = None
+    username: str | None = None
+    token: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    trial_cpu_number: int | None = None
+    trial_memory_size: str | int | None = None
+    docker_image: str | None = None
+    virtual_cluster: str | None = None
+    storage_config_name: str | None = None
+    local_storage_mount_point: PathOrText | None = None
+    container_storage_mount_point: PathOrText | None = None
+    openpai_config: dict[str, Any] | None = None
+    openpai_config_file: PathOrText | None = None
+
+
+@dataclass(kw_only=True)
+class K8sStorageConfig(ConfigBase):
+    """A storage that this machine and all pods see. `storage_type` is nfs, azureStorage or pvc.
+
+    NNI's classes call it `storage`, too, and this takes both.
+    """
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "storage": "storage_type",
+        "keyvault": "key_vault_name",
+        "keyvaultsecret": "key_vault_key",
+    }
+    storage_type: str | None = None
+    server: str | None = None
+    path: PathOrText | None = None
+    claim_name: str | None = None
+    azure_account: str | None = None
+    azure_share: str | None = None
+    key_vault_name: str | None = None
+    key_vault_key: str | None = None
+    upload_retry_count: int | None = None
+
+
+@dataclass(kw_only=True)
+class K8sNfsConfig(K8sStorageConfig):
+    """An export of an NFS server: `server` and `path`."""
+
+    storage_type: str | None = "nfs"
+
+
+@dataclass(kw_only=True)
+class K8sAzureStorageConfig(K8sStorageConfig):
+    """A file share of Azure: `azure_account`, `azure_share`, and where its key is: `key_vault_name`, `key_vault_key`."""
+
+    storage_type: str | None = "azureStorage"
+
+
+@dataclass(kw_only=True)
+class K8sPvcConfig(K8sStorageConfig):
+    """A PersistentVolumeClaim: `claim_name`, and `path`, where this machine has its volume."""
+
+    storage_type: str | None = "pvc"
+
+
+@dataclass(kw_only=True)
+class _PodConfig(ConfigBase):
+    """What the tasks of one role have."""
+
+    command: str | None = None
+    gpu_number: int | None = None
+    cpu_number: int | None = None
+    memory_size: str | int | None = None
+    shared_memory_size: str | int | None = None
+    docker_image: str | None = None
+    private_registry_auth_path: PathOrText | None = None
+
+
+@dataclass(kw_only=True)
+class FrameworkAttemptCompletionPolicy(ConfigBase):
+    """How many tasks of a role end the job; -1 is none."""
+
+    aliases: ClassVar[Mapping[str, str]] = {"minsucceededtaskcount": "min_succeed_task_count"}
+    min_failed_task_count: int | None = None
+    min_succeed_task_count: int | None = None
+
+
+@dataclass(kw_only=True)
+class FrameworkControllerRoleConfig(_PodConfig):
+    """One role of a job on FrameworkController: `task_number` tasks that run `command`."""
+
+    parts: ClassVar[Mapping[str, type[ConfigBase]]] = {
+        "framework_attempt_completion_policy": FrameworkAttemptCompletionPolicy
+    }
+    name: str | None = None
+    task_number: int | None = None
+    framework_attempt_completion_policy: FrameworkAttemptCompletionPolicy = field(
+        default_factory=FrameworkAttemptCompletionPolicy
+    )
+
+
+@dataclass(kw_only=True)
+class FrameworkControllerConfig(TrainingServiceConfig):
+    """Trials are Frameworks on Kubernetes."""
+
+    parts: ClassVar[Mapping[str, type[ConfigBase]]] = {
+        "storage": K8sStorageConfig,
+        "task_roles": FrameworkControllerRoleConfig,
+    }
+    platform: str | None = "frameworkcontroller"
+    storage: K8sStorageConfig = field(default_factory=K8sStorageConfig)
+    service_account_name: str | None = None
+    namespace: str | None = None
+    task_roles: list[FrameworkControllerRoleConfig] = field(default_factory=list)
+    config_path: PathOrText | None = None
+
+
+@dataclass(kw_only=True)
+class KubeflowRoleConfig(_PodConfig):
+    """One role of a job on Kubeflow: `replicas` tasks that run `command`."""
+
+    replicas: int | None = None
+    code_directory: PathOrText | None = None
+
+
+@dataclass(kw_only=True)
+class KubeflowConfig(TrainingServiceConfig):
+    """Trials are jobs of an operator of Kubeflow."""
+
+    parts: ClassVar[Mapping[str, type[ConfigBase]]] = {
+        "storage": K8sStorageConfig,
+        **dict.fromkeys(("worker", "ps", "master"), KubeflowRoleConfig),
+    }
+    platform: str | None = "kubeflow"
+    operator: str | None = None
+    api_version: str | None = None
+    runtime: str | None = None
+    queue_name: str | None = None
+    storage: K8sStorageConfig = field(default_factory=K8sStorageConfig)
+    namespace: str | None = None
+    worker: KubeflowRoleConfig | None = None
+    ps: KubeflowRoleConfig | None = None
+    master: KubeflowRoleConfig | None = None
+
+
+_TRAINING_SERVICES: Mapping[str, type[TrainingServiceConfig]] = {
+    "local": LocalConfig,
+    "openpai": OpenpaiConfig,
+    "frameworkcontroller": FrameworkControllerConfig,
+    "kubeflow": KubeflowConfig,
+}
+
+
+def training_service_for(platform: Any) -> type[TrainingServiceConfig]:
+    """The class of the training service for a platform.
+
+    Raises:
+        PlatformUnknown: there is none.
+    """
+    if isinstance(platform, str) and platform in _TRAINING_SERVICES:
+        return _TRAINING_SERVICES[platform]
+    known = ", ".join(PLATFORMS)
+    why = f"there is no such platform; use one of {known}"
+    if isinstance(platform, list):
+        why = f"an experiment runs on one platform; use one of {known}"
+    elif platform == "pai":
+        why = 'the name of OpenPAI is "openpai"; use that'
+    elif platform in LEFT_OUT:
+        why = f"{LEFT_OUT[platform].partition(';')[0]}; use one of {known}"
+    raise PlatformUnknown(f"cannot run an experiment on {platform!r}: {why}")
+
+
+@dataclass
+class ExperimentConfig(ConfigBase):
+    """A whole experiment. `ExperimentConfig("local")` is one on this machine, with all else to be set.
+
+    >>> config = ExperimentConfig("local")
+    >>> config.tuner.name = "Random"
+    >>> config.trial_concurrency = 2
+    >>> config.document()
+    {'trialConcurrency': 2, 'tuner': {'name': 'Random'}, 'trainingService': {'platform': 'local'}}
+    """
+
+    parts: ClassVar[Mapping[str, type[ConfigBase]]] = {
+        **dict.fromkeys(("tuner", "assessor", "advisor"), AlgorithmConfig),
+        "training_service": TrainingServiceConfig,
+    }
+    answers: ClassVar[Mapping[str, str]] = {
+        "name": "did you mean experiment_name?",
+        "author_name": "an experiment in Python has no author; leave it out",
+    }
+    training_service_platform: InitVar[str | None] = None
+    _: KW_ONLY
+    experiment_name: str | None = None
+    experiment_type: str | None = None
+    description: str | None = None
+    search_space: Mapping[str, Any] | None = None
+    search_space_file: PathOrText | None = None
+    trial_command: str | None = None
+    trial_code_directory: PathOrText | None = None
+    trial_concurrency: int | None = None
+    trial_gpu_number: int | None = None
+    max_experiment_duration: Seconds | None = None
+    max_trial_number: int | None = None
+    max_trial_duration: Seconds | None = None
+    max_trial_retry: int | None = None
+    nni_manager_ip: str | None = None
+    use_annotation: bool | None = None
+    debug: bool | None = None
+    log_level: str | None = None
+    log_collection: str | None = None
+    version_check: bool | None = None
+    experiment_working_directory: PathOrText | None = None
+    tuner_gpu_indices: GpuIndices | None = None
+    tuner: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    assessor: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    advisor: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    training_service: TrainingServiceConfig = field(default_factory=TrainingServiceConfig)
+    shared_storage: dict[str, Any] | None = None
+    reuse_idle_timeout: Seconds | None = None
+    max_trials_per_job: int | None = None
+    warm_imports: list[str] | None = None
+
+    def __post_init__(self, training_service_platform: str | None) -> None:
+        """Make the training service that is named.
+
+        Raises:
+            PlatformUnknown: there is no such platform.
+        """
+        if training_service_platform is not None:
+            self.training_service = training_service_for(training_service_platform)()
+
+    def checked(self) -> CheckedConfig:
+        """The experiment that this describes, ready to run.
+
+        Raises:
+            ConfigInvalid: with every mistake, each named as the field in which it is.
+        """
+        try:
+            described = self.document()
+        except RecursionError as error:
+            raise ConfigInvalid(
+                [
+                    Mistake(
+                        "",
+                        None,
+                        None,
+                        "config",
+                        "cannot use config: something in it contains itself; make it flatter",
+                    )
+                ]
+            ) from error
+        return read_document(Path.cwd() / CALLED, python_document(described, _name_of_program()))
+
+    def validate(self) -> None:
+        """See whether everything is right, without starting anything.
+
+        Raises:
+            ConfigInvalid: with every mistake.
+        """
+        self.checked()
+
+
+def _name_of_program() -> str:
+    """What an experiment is called that has no name of its own: as the program, or, in a notebook, an experiment."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(file).stem if file else "experiment"

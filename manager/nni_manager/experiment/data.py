@@ -1,0 +1,139 @@
+"""What is known of trials, as NNI's Python code has it: its classes, with its names of fields.
+
+Source: NNI v2.10, nni.experiment.data. Times are in milliseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_manager.client.results import flat_columns
+from nni_manager.errors import UserMistake
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class PandasMissing(UserMistake, ImportError):
+    """cannot make a data frame: pandas is not installed here; run `pip install pandas`, or take the records as they are"""
+
+
+@dataclass(frozen=True)
+class TrialHyperParameters:
+    """The parameters of a trial, and who proposed them: `parameter_source` is algorithm or customized."""
+
+    parameter_id: int
+    parameter_source: str
+    parameters: dict[str, Any]
+    parameter_index: int
+
+
+@dataclass(frozen=True)
+class TrialMetricData:
+    """One thing that a trial reported: `data` is what it passed, `type` PERIODICAL or FINAL."""
+
+    timestamp: int | None
+    trialJobId: str
+    parameterId: str
+    type: str
+    sequence: int
+    data: Any
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> TrialMetricData:
+        """From the manager's word for it, in which `data` is JSON text inside JSON."""
+        return cls(
+            document.get("timestamp"),
+            document["trialJobId"],
+            document["parameterId"],
+            document["type"],
+            document["sequence"],
+            _reported(_reported(document["data"])),
+        )
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """The result of a trial that succeeded: `value` is what it passed to `report_final_result`."""
+
+    parameter: dict[str, Any]
+    value: Any
+    trialJobId: str
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> TrialResult:
+        """From the manager's word for it, in which `value` is JSON text."""
+        return cls(document["parameter"], _reported(document["value"]), document["trialJobId"])
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """One trial. `startTime` is None as long as it waits, `endTime` as long as it is not over.
+
+    Beside NNI's fields: `value`, the number that the tuner learns from, and `message`, why the trial ended as it did.
+    """
+
+    trialJobId: str
+    status: str
+    hyperParameters: list[TrialHyperParameters]
+    logPath: str
+    startTime: int | None
+    endTime: int | None
+    finalMetricData: list[TrialMetricData]
+    sequenceId: int
+    value: float | None = None
+    message: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def stderrPath(self) -> str:
+        """The stderr of its last attempt, of one task; empty where this machine has none."""
+        found = Path(self.logPath).glob("attempts/*/*/output/stderr")
+        return str(max(found, default="", key=lambda path: int(path.parts[-4])))
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> TrialJob:
+        """From the manager's word for it."""
+        return cls(
+            trialJobId=document["trialJobId"],
+            status=document["status"],
+            hyperParameters=[
+                TrialHyperParameters(**json.loads(each)) for each in document["hyperParameters"]
+            ],
+            logPath=document["logPath"],
+            startTime=document.get("startTime"),
+            endTime=document.get("endTime"),
+            finalMetricData=[TrialMetricData.of(each) for each in document.get("finalMetricData", ())],
+            sequenceId=document["sequenceId"],
+            value=document["value"],
+            message=document["message"],
+            parameters=document["parameters"],
+        )
+
+
+def _reported(text: Any) -> Any:
+    """What was reported, from JSON text; what is no JSON is text that something else than an SDK wrote."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
+
+
+def frame_of(results: Sequence[TrialResult]) -> pandas.DataFrame:
+    """A row for each result: `trialJobId`, a column for each parameter (nested ones as `layer/size`), and `value`.
+
+    Of a result that is a dict `value` is its `default`, and `value/NAME` the rest.
+
+    Raises:
+        PandasMissing: it is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise PandasMissing from error
+    names, rows = flat_columns([(each.trialJobId, each.parameter, each.value) for each in results])
+    return pandas.DataFrame([[row.get(name) for name in names] for row in rows], columns=names)

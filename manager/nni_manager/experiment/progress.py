@@ -1,0 +1,104 @@
+"""How an experiment is shown to whoever waits for it in a notebook, and how its manager's log is shown as it grows."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nni_manager.client.watch import Summary, View, draw
+
+# A browser is told of each change; once a second is alive enough.
+NOTEBOOK_EVERY_S = 1.0
+_LOOK_AGAIN_S = 0.5
+_COLUMNS = 100
+
+
+def is_in_notebook() -> bool:
+    """Whether this runs in a kernel of Jupyter, which shows objects and not a terminal."""
+    ipython = sys.modules.get("IPython")  # whoever runs in a kernel has it
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookView:
+    """For a notebook: one output of a cell that changes as the experiment goes on."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, summary: Summary) -> None:
+        """Draw, or draw anew."""
+        from importlib import import_module
+
+        picture = _Picture(summary)
+        if self._shown is None:
+            self._shown = import_module("IPython.display").display(picture, display_id=True)
+        else:
+            self._shown.update(picture)
+
+
+class _Picture:
+    """A summary as HTML and as text: notebooks choose."""
+
+    def __init__(self, summary: Summary) -> None:
+        from rich.console import Console
+
+        console = Console(
+            file=io.StringIO(), record=True, width=_COLUMNS, force_jupyter=False, highlight=False
+        )
+        console.print(draw(summary))
+        self._html = console.export_html(
+            clear=False, inline_styles=True, code_format="<pre style='line-height:1.3'>{code}</pre>"
+        )
+        self._text = console.export_text().rstrip()
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+class LogTail:
+    """Repeats on stdout what is appended to a log from now on, until it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin."""
+        self._path = path
+        self._must_end = threading.Event()
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._thread = threading.Thread(target=self._follow, name="log of the manager", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, after what is there has been repeated."""
+        self._must_end.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._must_end.wait(_LOOK_AGAIN_S):
+            self._repeat()
+        self._repeat()
+
+    def _repeat(self) -> None:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as log:
+            log.seek(self._offset)
+            text = log.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        sys.stdout.write(whole.decode(errors="replace"))
+        sys.stdout.flush()

@@ -1,0 +1,99 @@
+"""Jobs of tf-operator, pytorch-operator, and the training operator that has taken the place of both: TFJobs and PyTorchJobs.
+
+No task is run again by its operator: a restart policy other than Never would tell an end that was none. Where a cluster's own
+rules have a job restart all the same, its keepers claim a new attempt of the trial each, and the job is not over.
+
+Source: kubeflow.org/v1 TFJob and PyTorchJob (older versions have the same fields); NNI v2.10 for the containers' names.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nni_manager.domain.completion import Completion, TaskRole
+from nni_manager.training_services.kubeflow.common import ConditionedOperator
+from nni_manager.training_services.kubernetes.api import Document
+from nni_manager.training_services.kubernetes.operator import Stage
+from nni_manager.training_services.kubernetes.render import pod_spec
+from nni_manager.training_services.kubernetes.resources import Resource
+from trial_keeper.settings import KeeperSettings
+
+_GROUP = "kubeflow.org"
+_OPERATOR = "Kubeflow's training operator"
+
+
+class _ReplicatedJobs(ConditionedOperator):
+    """What both have in common: each role is a set of replicas."""
+
+    title = "Kubeflow"
+    stages: ClassVar = {
+        "Created": Stage.WAITING,
+        "Suspended": Stage.WAITING,
+        "Running": Stage.RUNNING,
+        "Restarting": Stage.RUNNING,
+        "Succeeded": Stage.ENDED,
+        "Failed": Stage.ENDED,
+    }
+    kind: ClassVar[str]
+    replicas: ClassVar[str]
+    """The key of the replicas."""
+    container: ClassVar[str]
+    types: ClassVar[dict[str, str]]
+    """The operator's word for each role."""
+    of_job: ClassVar[Document] = {}
+
+    @property
+    def resource(self) -> Resource:
+        """In the version that the experiment file names."""
+        plural = f"{self.kind.lower()}s"
+        return Resource(_GROUP, str(self.config.api_version), plural, self.kind, operator=_OPERATOR)
+
+    def spec(self, name: str, settings: KeeperSettings, of_pods: Document) -> Document:
+        """Each role with its replicas."""
+        made = {}
+        for role in self.config.roles:
+            pod = pod_spec(self.config, role, name, settings, container=self.container)
+            # The operator sets that of its own, and complains of two.
+            restart_policy = pod.pop("restartPolicy")
+            made[self.types[role.name]] = {
+                "replicas": role.tasks,
+                "restartPolicy": restart_policy,
+                "template": {"metadata": of_pods, "spec": pod},
+            }
+        return {self.replicas: made, **self.of_job}
+
+
+class TfJobs(_ReplicatedJobs):
+    """TFJobs. One has succeeded when all its workers have; nobody waits for parameter servers."""
+
+    kind, replicas, container = "TFJob", "tfReplicaSpecs", "tensorflow"
+    types: ClassVar = {"worker": "Worker", "ps": "PS"}
+    # Otherwise the first worker's end would end all others.
+    of_job: ClassVar = {"successPolicy": "AllWorkers"}
+
+    @property
+    def completion(self) -> Completion:
+        """Any failure fails the job."""
+        return Completion(
+            tuple(
+                TaskRole(role.name, role.tasks, 1, role.tasks if role.name == "worker" else -1)
+                for role in self.config.roles
+            )
+        )
+
+
+class PyTorchJobs(_ReplicatedJobs):
+    """PyTorchJobs. One has succeeded when its master has."""
+
+    kind, replicas, container = "PyTorchJob", "pytorchReplicaSpecs", "pytorch"
+    types: ClassVar = {"master": "Master", "worker": "Worker"}
+
+    @property
+    def completion(self) -> Completion:
+        """Any failure fails the job."""
+        return Completion(
+            tuple(
+                TaskRole(role.name, role.tasks, 1, 1 if role.name == "master" else -1)
+                for role in self.config.roles
+            )
+        )

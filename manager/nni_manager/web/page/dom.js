@@ -1,0 +1,101 @@
+/**
+ * Elements. All text becomes text nodes: nothing that a trial, a parameter or a log says is ever read as HTML.
+ *
+ * @typedef {Node | string | number | null | undefined | false} Child
+ * @typedef {{[name: string]: string | number | boolean | null | undefined | ((event: any) => void)}} Properties
+ */
+
+/**
+ * An element. A property that is a function listens to the event of that name; `class`, `for`, `data-…` and `aria-…` are
+ * attributes, and so is everything else; true is an attribute without a value, and null, undefined and false are none.
+ *
+ * @template {keyof HTMLElementTagNameMap} Name
+ * @param {Name} name
+ * @param {Properties} [properties]
+ * @param {...(Child | Child[])} children
+ * @returns {HTMLElementTagNameMap[Name]}
+ */
+export function h(name, properties = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (typeof value === "function") element.addEventListener(key, value);
+    else setAttribute(element, key, value);
+  }
+  append(element, children);
+  return element;
+}
+
+/**
+ * @param {Element} element
+ * @param {string} name
+ * @param {string | number | boolean | null | undefined} value
+ */
+export function setAttribute(element, name, value) {
+  if (value === null || value === undefined || value === false) element.removeAttribute(name);
+  else {
+    const text = value === true ? "" : String(value);
+    if (element.getAttribute(name) !== text) element.setAttribute(name, text);
+  }
+}
+
+/**
+ * @param {Element} parent
+ * @param {(Child | Child[])[]} children
+ */
+export function append(parent, children) {
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined && child !== false) {
+      parent.append(child instanceof Node ? child : String(child));
+    }
+  }
+}
+
+/**
+ * Put these in the place of all that is there.
+ *
+ * @param {Element} parent
+ * @param {...(Child | Child[])} children
+ */
+export function fill(parent, ...children) {
+  parent.replaceChildren();
+  append(parent, children);
+}
+
+/**
+ * Set an element's text, unless it says so already: what did not change is not announced and keeps its selection.
+ *
+ * @param {Element} element
+ * @param {string} text
+ */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/**
+ * Build this part anew only when what it is made from has changed.
+ *
+ * @template Value
+ * @param {(value: Value) => void} build
+ * @returns {(value: Value) => void}
+ */
+export function whenChanged(build) {
+  /** @type {string | undefined} */
+  let shown;
+  return (value) => {
+    const key = JSON.stringify(value) ?? "";
+    if (key === shown) return;
+    shown = key;
+    build(value);
+  };
+}
+
+/**
+ * A link within the page; the router follows it without loading anew.
+ *
+ * @param {string} href
+ * @param {Properties} properties
+ * @param {...(Child | Child[])} children
+ */
+export function link(href, properties, ...children) {
+  return h("a", { href, ...properties }, ...children);
+}

@@ -1,0 +1,265 @@
+/** Numbers, sizes and times as people read them, each with its unit. */
+
+import { plain } from "./plain.js";
+
+/** @import { Row, Summary, Trial } from "./types.js" */
+
+export const NOTHING = "–";
+
+/** @type {{[state: string]: string}} */
+const STATE_WORDS = {
+  WAITING: "Waiting",
+  RUNNING: "Running",
+  STOPPING: "Stopping",
+  CLOSING: "Closing",
+  SUCCEEDED: "Succeeded",
+  FAILED: "Failed",
+  USER_CANCELED: "Stopped by user",
+  SYS_CANCELED: "Out of time",
+  EARLY_STOPPED: "Early stopped",
+  UNKNOWN: "Unknown",
+  INITIALIZED: "Starting",
+  NO_MORE_TRIAL: "Finishing its last trials",
+  TUNER_NO_MORE_TRIAL: "Finishing: the tuner has no more trials",
+  DONE: "Done",
+  ERROR: "Error",
+  STOPPED: "Stopped",
+  UNREADABLE: "Unreadable",
+  // Of jobs:
+  readying: "Getting ready",
+  idle: "Idle",
+  busy: "Busy",
+  leaving: "Leaving",
+  ended: "Ended",
+  unknown: "Unknown",
+};
+
+const ENDED = ["SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED"];
+const OVER = ["DONE", "ERROR", "STOPPED"];
+const QUIET = ["idle", "ended", "unknown", "UNKNOWN"];
+
+/**
+ * A state of a trial, a job or an experiment in words.
+ *
+ * @param {string} state
+ */
+export function stateWord(state) {
+  return STATE_WORDS[state] ?? plain(state);
+}
+
+/**
+ * Which of five looks a state has: good, bad, busy, waiting, or quiet for what was ended on purpose.
+ *
+ * @param {string} state
+ */
+export function stateLook(state) {
+  if (state === "SUCCEEDED" || state === "DONE") return "good";
+  if (state === "FAILED" || state === "ERROR" || state === "UNREADABLE") return "bad";
+  if (state === "WAITING" || state === "INITIALIZED" || state === "readying") return "waiting";
+  return ENDED.includes(state) || OVER.includes(state) || QUIET.includes(state) ? "quiet" : "busy";
+}
+
+/** @param {string} state of a trial */
+export function isEnded(state) {
+  return ENDED.includes(state);
+}
+
+/** @param {string} status of an experiment */
+export function isOver(status) {
+  return OVER.includes(status);
+}
+
+/**
+ * A measured number: six digits that count, more for whole numbers.
+ *
+ * @param {number | null | undefined} value
+ */
+export function number(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return NOTHING;
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (Number.isInteger(value) && Math.abs(value) < 1e15) return count(value);
+  const size = Math.abs(value);
+  const text = size >= 1e-4 && size < 1e15 ? String(Number(value.toPrecision(6))) : value.toExponential(4).replace(/\.?0+e/, "e");
+  return text.replaceAll("-", "−");
+}
+
+// Made once: toLocaleString makes one for each number, which is a hundred times as long.
+const WHOLE = new Intl.NumberFormat("en-US");
+
+/**
+ * A whole number with its thousands apart.
+ *
+ * @param {number} value
+ */
+export function count(value) {
+  return WHOLE.format(value).replace("-", "−");
+}
+
+/**
+ * "1 trial", "12 trials".
+ *
+ * @param {number} value
+ * @param {string} noun
+ */
+export function counted(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/**
+ * A length of time in its two largest units.
+ *
+ * @param {number | null | undefined} seconds
+ */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NOTHING;
+  if (seconds < 0) return duration(0);
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 10) return `${Number(seconds.toFixed(1))} s`;
+  const whole = Math.round(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return two(whole, 60, "min", 1, "s");
+  if (whole < 86_400) return two(whole, 3600, "h", 60, "min");
+  return two(whole, 86_400, "d", 3600, "h");
+}
+
+/**
+ * @param {number} seconds
+ * @param {number} large
+ * @param {string} largeName
+ * @param {number} small
+ * @param {string} smallName
+ */
+function two(seconds, large, largeName, small, smallName) {
+  const rest = Math.floor((seconds % large) / small);
+  return `${Math.floor(seconds / large)} ${largeName}${rest ? ` ${rest} ${smallName}` : ""}`;
+}
+
+/**
+ * Seconds in a length of time that a person wrote: "90", "90s", "1.5h", "2d". Null: it is none.
+ *
+ * @param {string} text
+ */
+export function seconds(text) {
+  const match = /^\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?\s*$/i.exec(text);
+  if (match === null) return null;
+  /** @type {{[unit: string]: number}} */
+  const units = { s: 1, m: 60, min: 60, h: 3600, d: 86_400 };
+  return Number(match[1]) * (units[(match[2] ?? "s").toLowerCase()] ?? 1);
+}
+
+/**
+ * @param {number | null | undefined} value
+ */
+export function bytes(value) {
+  if (value === null || value === undefined) return NOTHING;
+  const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+  let size = value;
+  let unit = 0;
+  while (size >= 1024 && unit < units.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? count(size) : size.toFixed(size < 10 ? 1 : 0)} ${units[unit]}`;
+}
+
+/** @param {number | null | undefined} value */
+export function percent(value) {
+  return value === null || value === undefined ? NOTHING : `${number(Math.round(value * 10) / 10)} %`;
+}
+
+const MOMENT = new Intl.DateTimeFormat(undefined, {
+  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit",
+});
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const WITH_ZONE = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
+
+/**
+ * A moment in the reader's own zone.
+ *
+ * @param {number | null | undefined} ms
+ */
+export function moment(ms) {
+  return ms === null || ms === undefined ? NOTHING : MOMENT.format(ms);
+}
+
+/**
+ * The time of day alone, in the reader's own zone.
+ *
+ * @param {number | null | undefined} ms
+ */
+export function clock(ms) {
+  return ms === null || ms === undefined ? NOTHING : CLOCK.format(ms);
+}
+
+/**
+ * The same with the name of the zone.
+ *
+ * @param {number | null | undefined} ms
+ */
+export function momentWithZone(ms) {
+  return ms === null || ms === undefined ? "" : WITH_ZONE.format(ms);
+}
+
+/**
+ * How many trials are over.
+ *
+ * @param {Summary} summary
+ */
+export function ended(summary) {
+  return ENDED.reduce((sum, state) => sum + (summary.counts[state] ?? 0), 0);
+}
+
+/**
+ * How long it still takes; empty when nobody can tell, or it is over. To the time limit or, should that come first, until
+ * all trials have ended if they go on as they did.
+ *
+ * @param {Summary} summary
+ */
+export function timeLeft(summary) {
+  if (isOver(summary.status)) return "";
+  const trials = ended(summary);
+  const most = summary.maxTrialNum;
+  const limit = summary.maxExecDurationS;
+  const byTrials = most !== null && trials > 0 ? (summary.elapsedS / trials) * Math.max(most - trials, 0) : null;
+  if (byTrials !== null && (limit === null || byTrials < limit - summary.elapsedS)) {
+    return `about ${duration(byTrials)} left`;
+  }
+  return limit === null ? "" : `${duration(limit - summary.elapsedS)} left`;
+}
+
+/** Their message begins with what happened, and what the trial wrote follows. Others are what the trial wrote alone. */
+const NOT_OF_THE_TRIAL = ["keeper lost", "job lost", "could not start", "mount", "version", "out of memory"];
+
+/**
+ * Why a trial ended, on one line: how, and what happened to it or the last line that it wrote to stderr. Empty while it runs.
+ *
+ * @param {Pick<Row | Trial, "reason" | "exitCode" | "message">} trial
+ */
+export function why(trial) {
+  const lines = plain(trial.message ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
+  if (trial.reason === null || trial.reason === undefined) return lines[0] ?? "";
+  const how = howItEnded(trial.reason, trial.exitCode);
+  const line = NOT_OF_THE_TRIAL.includes(trial.reason) ? lines[0] : lines[lines.length - 1];
+  if (line === undefined) return trial.reason === "succeeded" ? "" : how;
+  return trial.reason === "succeeded" ? line : `${how}: ${line}`;
+}
+
+/**
+ * @param {string} reason
+ * @param {number | null} exitCode
+ */
+export function howItEnded(reason, exitCode) {
+  if (reason === "non-zero exit") return `exit code ${exitCode}`;
+  if (reason === "signal") return `signal ${(exitCode ?? 128) - 128}`;
+  return reason;
+}
+
+/**
+ * How long a trial has run, in seconds; null before it started.
+ *
+ * @param {Pick<Row, "start" | "end">} row
+ * @param {number} nowMs
+ */
+export function runSeconds(row, nowMs) {
+  return row.start === null || row.start === undefined ? null : ((row.end ?? nowMs) - row.start) / 1000;
+}

@@ -1,0 +1,182 @@
+/** The frame around the pages: which page an address means, the bar at the top, and what is said about the connection. */
+
+import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
+import * as format from "./format.js";
+import { plain } from "./plain.js";
+import { Live } from "./state/live.js";
+import { badge } from "./widgets/facts.js";
+import { enter } from "./pages/enter.js";
+import { experiments } from "./pages/experiments.js";
+import { jobs } from "./pages/jobs.js";
+import { overview } from "./pages/overview.js";
+import { trials } from "./pages/trials.js";
+
+/** @import { Context, MakePage, Page } from "./pages/page.js" */
+/** @import { Connection } from "./state/connection.js" */
+
+/** @type {{[path: string]: MakePage}} */
+const PAGES = { "/oview": overview, "/detail": trials, "/experiment": experiments, "/jobs": jobs, "/enter": enter };
+const NAVIGATION = [["/oview", "Overview", "nav-overview"], ["/detail", "Trials", "nav-trials"], ["/experiment", "Experiments", "nav-experiments"], ["/jobs", "Jobs", "nav-jobs"]];
+/** @type {{[state in Connection]: string}} */
+const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", resting: "Live", silent: "Not connected", locked: "Locked" };
+const THEMES = ["system", "light", "dark"];
+const THEME_KEY = "trial-keeper-theme";
+
+const live = new Live();
+/** @type {Page | null} */
+let page = null;
+let path = "";
+
+const name = h("span", { class: "name" });
+const state = h("span", {});
+const connection = h("span", { class: "connection", "data-test": "connection", role: "status" });
+const navigation = NAVIGATION.map(([href = "", title, test = ""]) => link(href, { "data-test": test }, title));
+const theme = h("button", { type: "button", class: "quiet", "data-test": "theme-switch", click: nextTheme });
+const banners = h("div", { class: "banners" });
+const lost = h("p", { class: "banner warn", "data-test": "banner-connection", role: "alert" });
+const readOnly = h("p", { class: "banner", "data-test": "banner-readonly" }, "This is a read-only view of what is stored: nothing can be changed here. `nnictl resume` goes on with the experiment.");
+const main = h("main", { id: "main", tabindex: -1 });
+const spoken = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
+
+/** @type {Context} */
+const context = { live, announce: (text) => say(spoken, text), go };
+
+/** @param {string} to */
+function go(to) {
+  history.pushState(null, "", to);
+  route();
+}
+
+/** Show the page that the address means. */
+function route() {
+  const wanted = PAGES[location.pathname] === undefined ? "/oview" : location.pathname;
+  if (wanted === path && page !== null) {
+    page.arrive?.();
+    return;
+  }
+  const isFirst = page === null;
+  page?.close();
+  page = null;
+  path = wanted;
+  navigation.forEach((each) => setAttribute(each, "aria-current", each.pathname === path ? "page" : null));
+  show();
+  if (!isFirst) {
+    scrollTo(0, 0);
+    main.focus({ preventScroll: true });
+    context.announce(document.title);
+  }
+}
+
+/** The page itself, once there is something to show; until then why there is not. */
+function show() {
+  const make = PAGES[path];
+  if (page !== null || make === undefined) return;
+  if (path !== "/enter") {
+    if (live.connection === "locked") return fill(main, locked());
+    if (live.summary === null) {
+      return fill(main, h("div", { class: "page narrow" }, h("p", { class: "empty" }, live.connection === "silent" ? "The manager does not answer. This page goes on trying." : "Loading the experiment…")));
+    }
+  }
+  page = make(context);
+  document.title = `${page.title} · ${plain(live.summary?.name || live.summary?.id || "trial-keeper")}`;
+  fill(main, h("h1", { class: "unseen" }, page.title), page.element);
+  if (live.summary !== null) {
+    requestAnimationFrame(() => {
+      if (document.documentElement.dataset["ready"] === undefined) performance.mark("usable");
+      document.documentElement.dataset["ready"] = "true";
+    });
+  }
+}
+
+function locked() {
+  return h("div", { class: "page narrow", "data-test": "locked" }, h("section", { class: "card" },
+    h("h1", {}, "This page needs a link of yours"),
+    h("p", {}, "Run ", h("code", {}, "nnictl webui url"), " where the experiment was created, and open the link that it prints. It lets in this browser alone."),
+    h("p", { class: "muted" }, "Once you are let in, in this or another tab, this page goes on by itself.")));
+}
+
+const drawState = whenChanged((/** @type {string} */ status) => fill(state, badge(status)));
+
+live.onNews((news) => {
+  const { summary } = live;
+  if (summary !== null) {
+    say(name, plain(summary.name || summary.id));
+    setAttribute(name, "title", `experiment ${summary.id}`);
+    drawState(summary.status);
+    readOnly.hidden = !summary.readOnly;
+  }
+  if (page === null) show();
+  else page.update?.(news);
+});
+
+live.onConnection(() => {
+  const now = live.connection;
+  say(connection, CONNECTION_WORDS[now]);
+  setAttribute(connection, "data-state", now);
+  tellSilence();
+  if (now === "locked" && page !== null && path !== "/enter") {
+    page.close();
+    page = null;
+  }
+  if (page === null) show();
+});
+
+function tellSilence() {
+  lost.hidden = live.connection !== "silent" || live.heardAtMs === 0;
+  if (!lost.hidden) {
+    say(lost, `The manager has not answered since ${format.clock(live.heardAtMs)}: what you see is from then. Trials go on by themselves. This page goes on when the manager is back; if it died, \`nnictl resume\` brings it back.`);
+  }
+}
+
+/** @returns {string} */
+function chosenTheme() {
+  return document.documentElement.dataset["theme"] ?? "system";
+}
+
+function nextTheme() {
+  const following = THEMES[(THEMES.indexOf(chosenTheme()) + 1) % THEMES.length] ?? "system";
+  if (following === "system") delete document.documentElement.dataset["theme"];
+  else document.documentElement.dataset["theme"] = following;
+  try {
+    localStorage.setItem(THEME_KEY, following);
+  } catch {
+    // Storage may be forbidden; then the choice holds until the page is closed.
+  }
+  tellTheme();
+}
+
+function tellTheme() {
+  fill(theme, h("span", { class: "roomy" }, "Theme: "), chosenTheme());
+  setAttribute(theme, "aria-label", `Theme: ${chosenTheme()}`);
+  dispatchEvent(new Event("themechange"));
+}
+
+document.body.append(
+  h("a", { href: "#main", class: "skip", click: (/** @type {Event} */ event) => {
+    event.preventDefault();
+    main.focus();
+  } }, "Skip to the content"),
+  h("header", { class: "top", "data-test": "app" },
+    h("div", { class: "brand" }, name, state),
+    h("nav", { "aria-label": "Pages" }, navigation),
+    h("div", { class: "status" }, connection, theme)),
+  banners, main, spoken);
+banners.append(lost, readOnly);
+lost.hidden = true;
+readOnly.hidden = true;
+
+addEventListener("popstate", route);
+document.addEventListener("click", (event) => {
+  const anchor = event.target instanceof Element ? event.target.closest("a") : null;
+  const isPlain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
+  if (anchor === null || !isPlain || event.defaultPrevented || anchor.target === "_blank" || anchor.origin !== location.origin) return;
+  if (PAGES[anchor.pathname] === undefined) return;
+  event.preventDefault();
+  go(anchor.pathname + anchor.hash);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tellTheme);
+
+tellTheme();
+route();
+// Who enters asks for nothing before being let in.
+if (path !== "/enter") live.start();

@@ -1,0 +1,44 @@
+/** Several trials side by side: what differs is marked. */
+
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { flat, namesOf, shown } from "../parameters.js";
+import { short } from "../plain.js";
+import { IntermediateCurves } from "./intermediates.js";
+import { openDialog } from "../widgets/dialog.js";
+
+/** @import { Row } from "../types.js" */
+
+/** More columns than these nobody compares. */
+const MOST_COMPARED = 20;
+
+/** @param {Row[]} chosen */
+export function openCompare(chosen) {
+  const rows = chosen.slice(0, MOST_COMPARED);
+  /** @type {[string, (row: Row) => string][]} */
+  const lines = [
+    ["State", (row) => format.stateWord(row.state)],
+    ["Default metric", (row) => format.number(row.value)],
+    ["Latest report", (row) => format.number(row.latest)],
+    ["Reports", (row) => format.count(row.count)],
+    ["Duration", (row) => format.duration(format.runSeconds(row, Date.now()))],
+    ["Why it ended", (row) => short(format.why(row), 200)],
+    ...namesOf(rows).map((name) => /** @type {[string, (row: Row) => string]} */ ([name, (row) => short(shown(flat(row.parameters).get(name)), 200)])),
+  ];
+  const body = lines.map(([name, text]) => {
+    const texts = rows.map(text);
+    const differs = new Set(texts).size > 1;
+    return h("tr", { class: differs ? "differs" : null }, h("th", { scope: "row" }, short(name, 80)), texts.map((each) => h("td", {}, each)));
+  });
+  const head = h("tr", {}, h("td", {}), rows.map((row) => h("th", { scope: "col" }, `${row.seq} · ${row.id}`)));
+  const curves = new IntermediateCurves("Intermediate results of the compared trials");
+  curves.show(rows);
+  const note = chosen.length > rows.length ? h("p", { class: "muted" }, `The first ${MOST_COMPARED} of ${chosen.length} are shown.`) : null;
+  const { closed } = openDialog(`Compare ${format.counted(rows.length, "trial")}`, [
+    note,
+    h("p", { class: "muted" }, "Rows in which the trials differ are marked."),
+    h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Comparison" }, h("table", { class: "plain lines", "data-test": "comparison" }, h("thead", {}, head), h("tbody", {}, body))),
+    curves.element,
+  ], { isWide: true });
+  void closed.then(() => curves.close());
+}

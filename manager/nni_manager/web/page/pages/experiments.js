@@ -1,0 +1,84 @@
+/** `/experiment`: all experiments of this user, those that run and those that ended. */
+
+import { fill, h } from "../dom.js";
+import * as format from "../format.js";
+import { plain, short } from "../plain.js";
+import { api } from "../state/api.js";
+import { copy } from "../widgets/dialog.js";
+import { badge, card, time } from "../widgets/facts.js";
+import { listPage } from "./list_page.js";
+
+/** @import { KnownExperiment } from "../types.js" */
+/** @import { Context, Page } from "./page.js" */
+
+/**
+ * @param {Context} _
+ * @returns {Page}
+ */
+export function experiments(_) {
+  let shown = "all";
+  let text = "";
+  /** @type {KnownExperiment[]} */
+  let known = [];
+  const body = h("tbody");
+  const note = h("p", { class: "empty" });
+  const search = h("input", { type: "search", "aria-label": "Search experiments", placeholder: "Search id, name, platform", input: () => {
+    text = search.value.toLowerCase();
+    draw();
+  } });
+  const which = h("select", { "aria-label": "Which experiments", change: () => {
+    shown = which.value;
+    draw();
+  } }, h("option", { value: "all" }, "All"), h("option", { value: "served" }, "With a page"), h("option", { value: "ended" }, "Not running"));
+  const titles = ["Id", "Name", "State", "Platform", "Started", "Ended", "Look at it"];
+  const box = card("Experiments", {}, h("div", { class: "bar" }, search, which),
+    h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of experiments" },
+      h("table", { class: "plain lines", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
+        h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), body)), note);
+
+  function draw() {
+    const found = known
+      .filter((each) => shown === "all" || (shown === "served") === isServed(each))
+      .filter((each) => [each.id, each.experimentName ?? "", each.platform ?? "", each.status].join(" ").toLowerCase().includes(text))
+      .sort((a, b) => (b.startTime ?? 0) - (a.startTime ?? 0));
+    fill(body, found.map(line));
+    fill(note, found.length === 0 ? (known.length === 0 ? "There is no experiment yet." : "No experiment matches.") : null);
+  }
+  return listPage("Experiments", box, async () => {
+    known = await api.experiments();
+    draw();
+  });
+}
+
+/** @param {KnownExperiment} each */
+function isServed(each) {
+  return Boolean(each.here || each.url || each.port || each.viewPort);
+}
+
+/** @param {KnownExperiment} each */
+function line(each) {
+  return h("tr", { class: each.here ? "chosen" : null },
+    h("td", {}, h("code", {}, plain(each.id))),
+    h("td", {}, short(each.experimentName ?? "", 80), each.problem ? h("p", { class: "bad-text" }, short(each.problem, 300)) : null),
+    h("td", {}, badge(each.status)),
+    h("td", {}, plain(each.platform ?? "")),
+    h("td", {}, time(each.startTime) ?? format.NOTHING),
+    h("td", {}, time(each.endTime) ?? format.NOTHING),
+    h("td", {}, howToLook(each)));
+}
+
+/** @param {KnownExperiment} each */
+function howToLook(each) {
+  if (each.here) return "this page";
+  // Each experiment's page asks for its own link, which only its owner's nnictl can make.
+  return isServed(each) ? command(`nnictl webui url ${each.id}`, "prints the link to its page") : command(`nnictl view ${each.id}`, "serves it read-only");
+}
+
+/**
+ * @param {string} text
+ * @param {string} does
+ */
+function command(text, does) {
+  const safe = plain(text);
+  return h("span", { class: "command" }, h("code", {}, safe), h("button", { type: "button", class: "small", "aria-label": `Copy: ${safe}`, click: () => copy(safe, "The command is on the clipboard.") }, "Copy"), h("small", { class: "muted" }, does));
+}

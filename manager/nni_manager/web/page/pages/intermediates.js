@@ -1,0 +1,84 @@
+/** The curves of several trials' intermediate results, with a chooser of the metric where results are dicts. */
+
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { metricIn, metricNames, thinned } from "../series.js";
+import { api } from "../state/api.js";
+import { Chart, colours } from "../widgets/charts.js";
+import { choose } from "./trial_detail.js";
+
+/** @import { Metric, Row } from "../types.js" */
+
+const MOST_CURVES = 20;
+/** Points of one curve. */
+const MOST_POINTS = 400;
+
+export class IntermediateCurves {
+  /** What was loaded, and of how many reports. @type {Map<string, {count: number, metrics: Metric[]}>} */
+  #loaded = new Map();
+  /** @type {Row[]} */
+  #rows = [];
+  #isLoading = false;
+  #isGone = false;
+
+  /** @param {string} title */
+  constructor(title) {
+    this.chart = new Chart(title, { note: "None of these trials has reported an intermediate result." });
+    this.chooser = h("select", { "data-test": "metric-chooser", "aria-label": "Metric", change: () => this.#draw() });
+    this.chooser.hidden = true;
+    this.element = h("div", {}, this.chooser, this.chart.element);
+  }
+
+  /** @param {readonly Row[]} rows */
+  show(rows) {
+    this.#rows = rows.filter((row) => row.count > 0).slice(0, MOST_CURVES);
+    for (const id of this.#loaded.keys()) if (!this.#rows.some((row) => row.id === id)) this.#loaded.delete(id);
+    this.#draw();
+    if (!this.#isLoading) void this.#load();
+  }
+
+  close() {
+    this.#isGone = true;
+    this.chart.destroy();
+  }
+
+  async #load() {
+    this.#isLoading = true;
+    try {
+      for (let row = this.#stale(); row !== undefined && !this.#isGone; row = this.#stale()) {
+        this.#loaded.set(row.id, { count: row.count, metrics: await api.intermediates(row.id) });
+        this.#draw();
+      }
+    } catch {
+      // The bar at the top says that the manager does not answer; the next change asks again.
+    } finally {
+      this.#isLoading = false;
+    }
+  }
+
+  #stale() {
+    return this.#rows.find((row) => this.#loaded.get(row.id)?.count !== row.count);
+  }
+
+  #draw() {
+    const loaded = this.#rows.map((row) => ({ row, metrics: this.#loaded.get(row.id)?.metrics ?? [] })).filter(({ metrics }) => metrics.length > 0);
+    choose(this.chooser, loaded.flatMap(({ metrics }) => metrics.slice(-1).flatMap((metric) => metricNames(metric.data))));
+    const name = this.chooser.value || "default";
+    this.chart.draw(() => {
+      const colour = colours();
+      const traces = loaded.map(({ row, metrics }, index) => {
+        const points = thinned(metrics.map((metric, at) => ({ x: at + 1, y: metricIn(metric.data, name) })).filter(({ y }) => y !== null), MOST_POINTS);
+        return {
+          type: "scatter", mode: points.length === 1 ? "markers" : "lines", name: `trial ${row.seq}`, x: points.map(({ x }) => x), y: points.map(({ y }) => y),
+          line: { width: 1.8, color: colour[`series-${index % 8}`], dash: index < 8 ? "solid" : index < 16 ? "dash" : "dot" },
+        };
+      }).filter((trace) => trace.x.length > 0);
+      if (traces.length === 0) return null;
+      return {
+        traces,
+        layout: { showlegend: true, xaxis: { title: "report" }, yaxis: { title: name === "default" ? "default metric" : "metric" }, legend: { orientation: "v", x: 1.02, y: 1 } },
+        words: `${format.counted(traces.length, "curve")}: the best trials that have reported, or those that are selected in the table.`,
+      };
+    });
+  }
+}

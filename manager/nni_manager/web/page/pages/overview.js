@@ -1,0 +1,367 @@
+/** `/oview`: is it running, what is best so far, what went wrong, and the limits that can be changed. */
+
+import { fill, h, link, say, setAttribute, whenChanged } from "../dom.js";
+import * as format from "../format.js";
+import { flat } from "../parameters.js";
+import { plain, short } from "../plain.js";
+import { bestSoFar, thinned, valued } from "../series.js";
+import { api } from "../state/api.js";
+import { Chart, colours, label } from "../widgets/charts.js";
+import { attempt, confirm } from "../widgets/dialog.js";
+import { badge, card, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
+
+/** @import { Profile, Summary, Trial } from "../types.js" */
+/** @import { Context, Page } from "./page.js" */
+
+const COUNTED = ["SUCCEEDED", "RUNNING", "WAITING", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
+
+/** A cluster may take so long to start the first container before anybody need worry. */
+const NO_KEEPER_AFTER_S = 60;
+
+/**
+ * @param {Context} context
+ * @returns {Page}
+ */
+export function overview({ live }) {
+  const state = stateCard();
+  const limits = limitsCard(live);
+  const best = bestCard();
+  const problems = h("div", { "data-test": "error-panel", role: "alert", class: "problems" });
+  const topBox = h("div", {});
+  const failures = h("div", {});
+  const failuresCard = card("Latest failures", { class: "wide" }, failures);
+  const about = aboutCard();
+  const chart = new Chart("Best result over time", { test: "best-chart", note: "The curve begins with the first result." });
+
+  const stop = h("button", { type: "button", class: "danger", "data-test": "stop", click: async () => {
+    const isSure = await confirm("Stop this experiment?",
+      "Its running trials are stopped and its manager ends; so does this page. All data stays, and `nnictl resume` goes on with it.",
+      "Stop the experiment");
+    if (isSure) await attempt(api.stop, "The experiment is being stopped.");
+  } }, "Stop experiment…");
+  const save = h("button", { type: "button", "data-test": "download", click: () => download(live) }, "Download summary");
+
+  const element = h("div", { class: "page grid" },
+    problems,
+    state.element,
+    best.element,
+    limits.element,
+    card("Best result over time", { class: "wide" }, chart.element),
+    card("Top trials", { class: "wide", aside: link("/detail", {}, "All trials") }, topBox),
+    failuresCard,
+    about.element,
+    h("div", { class: "buttons wide" }, save, stop));
+
+  const drawProblems = whenChanged((/** @type {Summary} */ summary) => fill(problems, problemsOf(summary)));
+  const drawTop = whenChanged((/** @type {Trial[]} */ trials) =>
+    fill(topBox, trials.length > 0 ? topTable(trials) : h("p", { class: "empty" }, "No trial has reported a final result yet.")));
+  const drawFailures = whenChanged((/** @type {Trial[]} */ trials) => {
+    failuresCard.hidden = trials.length === 0;
+    fill(failures, h("ul", { class: "lines" }, trials.slice(0, 5).map((trial) =>
+      h("li", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`), " ", badge(trial.state), " ", h("span", { class: "bad-text" }, short(format.why(trial), 300))))));
+  });
+
+  /** Draws what has changed. */
+  function update() {
+    const { summary } = live;
+    if (summary === null) return;
+    const isLate = live.elapsedS >= NO_KEEPER_AFTER_S;
+    drawProblems(/** @type {Summary} */ ({ ...summary, elapsedS: isLate ? NO_KEEPER_AFTER_S : 0, top: [], best: null, latestFailures: [] }));
+    tick();
+    best.update(summary);
+    limits.update(summary);
+    drawTop(summary.top);
+    drawFailures(summary.latestFailures);
+    stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);
+    chart.draw(() => bestDrawing(live));
+  }
+  function tick() {
+    if (live.summary !== null && !document.hidden) state.update({ ...live.summary, elapsedS: live.elapsedS });
+  }
+  const clock = setInterval(tick, 1000);
+  update();
+  void about.load();
+  return { title: "Overview", element, update, close: () => {
+    clearInterval(clock);
+    chart.destroy();
+  } };
+}
+
+/**
+ * The experiment and all its trials, as a file.
+ *
+ * @param {import("../state/live.js").Live} live
+ */
+async function download(live) {
+  await attempt(async () => {
+    const content = { summary: live.summary, profile: await api.profile(), trials: live.rows.all };
+    const url = URL.createObjectURL(new Blob([JSON.stringify(content, null, 2)], { type: "application/json" }));
+    h("a", { href: url, download: `${live.summary?.id ?? "experiment"}.json` }).click();
+    URL.revokeObjectURL(url);
+  });
+}
+
+/** @param {Summary} summary */
+function problemsOf(summary) {
+  const found = summary.errors.filter(Boolean).map((text) => trouble(titleOf(text), text));
+  if (summary.problem) found.push(trouble("Needs attention", summary.problem));
+  const isBusy = !format.isOver(summary.status) && (summary.counts["WAITING"] ?? 0) + (summary.counts["RUNNING"] ?? 0) > 0;
+  if (isBusy && summary.keepers === 0 && summary.elapsedS >= NO_KEEPER_AFTER_S && !summary.problem && !summary.readOnly) {
+    found.push(trouble("No keeper is connected",
+      "There are trials, and no trial keeper has a connection to the manager now. If this stays, look at the jobs page for how each job is heard, and at the log of a job on its cluster."));
+  }
+  const silent = summary.latestWithoutResult;
+  if (silent !== null) found.push(trouble("A trial succeeded without a result", `Trial ${silent.sequenceId} (${silent.id}): ${silent.message}`));
+  return found;
+}
+
+/** @param {string} error */
+function titleOf(error) {
+  if (error.includes("Traceback")) return "The tuner or assessor failed";
+  return /version/i.test(error) ? "Versions do not agree" : "The experiment was stopped by an error";
+}
+
+function stateCard() {
+  const name = h("p", { class: "title" });
+  const stateBox = h("span", { "data-test": "state", "aria-live": "polite" });
+  const trialsBar = h("progress", { "data-test": "progress", "aria-label": "Trials ended" });
+  const timeBar = h("progress", { "aria-label": "Time used" });
+  const trials = h("span", {});
+  const elapsed = h("span", {});
+  const left = h("span", { "data-test": "time-left" });
+  const times = h("div", {});
+  const counts = h("ul", { class: "counts", "data-test": "counts", "aria-label": "Trials by state" });
+  const element = card("Progress", { class: "two", aside: stateBox },
+    name,
+    h("div", { class: "bars" }, h("div", {}, trials), trialsBar, h("div", {}, elapsed, left), timeBar),
+    counts, times);
+  const drawState = whenChanged((/** @type {string} */ status) => fill(stateBox, badge(status)));
+  const drawTimes = whenChanged((/** @type {(number | null)[]} */ [start, end]) =>
+    fill(times, facts([["Started", time(start)], ["Ended", time(end)]])));
+  const drawCounts = whenChanged((/** @type {{[state: string]: number}} */ numbers) => {
+    fill(counts, COUNTED.map((state) => h("li", {},
+      link(`/detail#state=${state}`, { "data-look": format.stateLook(state), class: numbers[state] ? null : "none" },
+        h("span", { class: "figure", "data-test": `count-${state}` }, format.count(numbers[state] ?? 0)),
+        h("span", {}, format.stateWord(state))))));
+  });
+
+  /** @param {Summary} summary */
+  function update(summary) {
+    say(name, plain(summary.name || summary.id));
+    drawState(summary.status);
+    drawCounts(summary.counts);
+    drawTimes([summary.startTime, summary.endTime]);
+    const done = format.ended(summary);
+    const { maxTrialNum: most, maxExecDurationS: limit, elapsedS } = summary;
+    say(trials, most === null ? `${format.counted(done, "trial")} ended` : `${format.count(done)} of ${format.counted(most, "trial")} ended`);
+    say(elapsed, limit === null ? `${format.duration(elapsedS)} of running time` : `${format.duration(elapsedS)} of ${format.duration(limit)}`);
+    const words = format.timeLeft(summary);
+    say(left, words && ` · ${words}`);
+    measure(trialsBar, done, most);
+    measure(timeBar, elapsedS, limit);
+  }
+  return { element, update };
+}
+
+/**
+ * @param {HTMLProgressElement} bar
+ * @param {number} value
+ * @param {number | null} most  null: there is no limit, and no bar
+ */
+function measure(bar, value, most) {
+  bar.hidden = most === null;
+  if (most !== null) {
+    bar.max = Math.max(most, 1);
+    bar.value = Math.min(value, most);
+  }
+}
+
+function bestCard() {
+  const value = h("p", { class: "large", "data-test": "best-value" });
+  const goal = h("p", { class: "muted" });
+  const of = h("div", {});
+  const element = card("Best result", {}, value, goal, of);
+  const draw = whenChanged((/** @type {Trial | null} */ best) => {
+    if (best === null) fill(of, h("p", { class: "muted" }, "No trial has reported a final result yet."));
+    else {
+      fill(of, h("p", {}, "Trial ", trialLink(best.id, `${best.sequenceId} · ${best.id}`)),
+        facts([...flat(best.parameters)].slice(0, 12).map(([name, entry]) => [short(name, 60), short(typeof entry === "number" ? format.number(entry) : String(entry), 80)])));
+    }
+  });
+
+  /** @param {Summary} summary */
+  function update(summary) {
+    say(value, format.number(summary.best?.value));
+    say(goal, `default metric, ${summary.optimizeMode === "minimize" ? "lower" : "higher"} is better`);
+    draw(summary.best);
+  }
+  return { element, update };
+}
+
+/**
+ * @typedef {object} Limit
+ * @property {string} key  of the profile's params
+ * @property {string} title
+ * @property {string} updateType
+ * @property {(summary: Summary) => number | null} value
+ * @property {boolean} [isTime]
+ */
+
+/** @type {Limit[]} */
+const LIMITS = [
+  { key: "trialConcurrency", title: "Trials at a time", updateType: "TRIAL_CONCURRENCY", value: (summary) => summary.trialConcurrency },
+  { key: "maxTrialNum", title: "Trials in all", updateType: "MAX_TRIAL_NUM", value: (summary) => summary.maxTrialNum },
+  { key: "maxExecDuration", title: "Running time", updateType: "MAX_EXEC_DURATION", value: (summary) => summary.maxExecDurationS, isTime: true },
+];
+
+/** @param {import("../state/live.js").Live} live */
+function limitsCard(live) {
+  const rows = LIMITS.map((limit) => limitRow(limit, live));
+  const element = card("Limits", {}, h("dl", { class: "facts limits" }, rows.flatMap((row) => [row.term, row.element])));
+  return { element, update: (/** @type {Summary} */ summary) => rows.forEach((row) => row.update(summary)) };
+}
+
+/**
+ * A limit with a button that turns it into a field; enter changes it, escape does not.
+ *
+ * @param {Limit} limit
+ * @param {import("../state/live.js").Live} live
+ */
+function limitRow(limit, live) {
+  const test = `edit-${limit.key === "trialConcurrency" ? "concurrency" : limit.key}`;
+  const text = h("span", {});
+  const button = h("button", { type: "button", class: "small", "aria-label": `Change: ${limit.title}`, click: edit }, "Change");
+  const box = h("dd", { "data-test": test }, text, " ", button);
+  let isEdited = false;
+
+  /** @param {number | null} value */
+  function words(value) {
+    if (value === null) return "no limit";
+    return limit.isTime ? format.duration(value) : format.counted(value, "trial");
+  }
+
+  function edit() {
+    const now = live.summary === null ? null : limit.value(live.summary);
+    const hint = limit.isTime ? "such as 90m, 2h or 1.5d; empty: no limit" : limit.key === "maxTrialNum" ? "a number; empty: no limit" : "a number";
+    const field = h("input", { type: "text", inputmode: limit.isTime ? "text" : "numeric", "aria-label": `${limit.title}, ${hint}`, placeholder: hint, size: 10 });
+    field.value = now === null ? "" : limit.isTime ? `${now}s` : String(now);
+    const form = h("form", { class: "inline", submit: (/** @type {Event} */ event) => {
+      event.preventDefault();
+      void send(field);
+    }, keydown: (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === "Escape") end();
+    } }, field, h("button", { type: "submit", class: "small" }, "Set"), h("button", { type: "button", class: "small quiet", click: end }, "Cancel"));
+    isEdited = true;
+    fill(box, form, h("small", { class: "muted" }, hint));
+    field.select();
+  }
+
+  /** @param {HTMLInputElement} field */
+  async function send(field) {
+    const given = field.value.trim();
+    const value = given === "" ? null : limit.isTime ? format.seconds(given) : /^\d+$/.test(given) ? Number(given) : Number.NaN;
+    const isWrong = (given !== "" && value === null) || Number.isNaN(value) || (value === null && limit.key === "trialConcurrency");
+    field.setCustomValidity(isWrong ? `Write ${limit.isTime ? "a time such as 90m or 2h" : "a whole number"}.` : "");
+    if (isWrong) {
+      field.reportValidity();
+      field.addEventListener("input", () => field.setCustomValidity(""), { once: true });
+      return;
+    }
+    if (await attempt(() => api.update(limit.updateType, { [limit.key]: value }), `${limit.title}: ${words(value)}.`)) end(value);
+  }
+
+  /** @param {unknown} [value] as it was set */
+  function end(value) {
+    isEdited = false;
+    fill(box, text, " ", button);
+    if (typeof value === "number") say(text, words(value));
+    button.focus();
+  }
+
+  return {
+    term: h("dt", {}, limit.title),
+    element: box,
+    /** @param {Summary} summary */
+    update(summary) {
+      button.hidden = summary.readOnly;
+      setAttribute(button, "data-value", limit.value(summary));
+      if (!isEdited) say(text, words(limit.value(summary)));
+    },
+  };
+}
+
+function aboutCard() {
+  const profileBox = h("div", {}, h("p", { class: "muted" }, "Loading…"));
+  const config = h("pre", { tabindex: 0, "data-test": "config-text" });
+  const space = h("pre", { tabindex: 0, "data-test": "search-space" });
+  const element = card("Experiment", { class: "wide" }, profileBox,
+    h("details", {}, h("summary", {}, "Search space"), space),
+    h("details", {}, h("summary", {}, "Experiment file"), config));
+
+  async function load() {
+    try {
+      const [profile, { text, searchSpace }] = await Promise.all([api.profile(), api.configuration()]);
+      fill(profileBox, profileFacts(profile));
+      say(config, plain(text));
+      say(space, plain(typeof searchSpace === "string" ? searchSpace : JSON.stringify(searchSpace, null, 2)));
+    } catch (error) {
+      fill(profileBox, h("p", { class: "muted" }, `Could not be loaded: ${error instanceof Error ? error.message : error}`));
+    }
+  }
+  return { element, load };
+}
+
+/** @param {Profile} profile */
+function profileFacts({ id, logDir, params }) {
+  const perTrial = params.maxTrialDuration ?? null;
+  return facts([
+    ["Id", h("code", {}, id)],
+    ["Description", plain(params.description ?? "")],
+    ["Tuner", plain(params.tuner.builtinTunerName)],
+    ["Tuner arguments", params.tuner.classArgs ? h("code", {}, short(JSON.stringify(params.tuner.classArgs), 500)) : null],
+    ["Training service", plain(params.trainingServicePlatform)],
+    ["Command", h("code", {}, plain(params.trial.command))],
+    ["Code", h("code", {}, plain(params.trial.codeDir))],
+    ["GPUs per trial", params.trial.gpuNum ? format.count(params.trial.gpuNum) : null],
+    ["Time limit per trial", perTrial === null ? "no limit" : format.duration(perTrial)],
+    ["Folder", h("code", {}, plain(logDir))],
+  ]);
+}
+
+/** @param {import("../state/live.js").Live} live */
+function bestDrawing(live) {
+  const rows = valued(live.rows.all);
+  if (rows.length === 0) return null;
+  const colour = colours();
+  const corners = bestSoFar(rows, live.maximize);
+  const shownRows = thinned(rows.filter((row) => row.end !== null));
+  const last = corners[corners.length - 1];
+  const x = corners.map((row) => local(Number(row.end)));
+  const y = corners.map((row) => row.value);
+  const ends = shownRows.reduce((most, row) => Math.max(most, Number(row.end)), 0);
+  if (last !== undefined && ends > Number(last.end)) {
+    x.push(local(ends));
+    y.push(last.value);
+  }
+  const some = shownRows.length < rows.length ? `; ${format.count(shownRows.length)} of ${format.count(rows.length)} results are drawn` : "";
+  return {
+    traces: [
+      { type: "scatter", mode: "markers", name: "results", x: shownRows.map((row) => local(Number(row.end))), y: shownRows.map((row) => row.value),
+        text: shownRows.map((row) => label(`trial ${row.seq} · ${row.id}`)), hovertemplate: "%{text}<br>%{y}<extra></extra>",
+        marker: { color: colour["quiet"], size: 6, opacity: 0.55 } },
+      { type: "scatter", mode: "lines", name: "best so far", x, y, line: { shape: "hv", color: colour["accent"], width: 2.5 }, hovertemplate: "best %{y}<extra></extra>" },
+    ],
+    layout: { yaxis: { title: "default metric" }, xaxis: { type: "date" } },
+    words: `Best: ${format.number(last?.value)}, trial ${last?.seq ?? ""}; ${format.counted(corners.length, "improvement")} in ${format.counted(rows.length, "result")}${some}.`,
+  };
+}
+
+/**
+ * A moment as plotly shows it: without a zone, so that it is taken for the reader's.
+ *
+ * @param {number} ms
+ */
+function local(ms) {
+  const date = new Date(ms);
+  return new Date(ms - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 23);
+}

@@ -1,0 +1,337 @@
+/** The charts above the table of trials: each in a tab, of the trials that the table shows. */
+
+import { fill, h, setAttribute } from "../dom.js";
+import * as format from "../format.js";
+import { flat, shown } from "../parameters.js";
+import { short } from "../plain.js";
+import { axisOf, improvements, isSpread, MOST_LINES, parallel, thinned, top, valued } from "../series.js";
+import { api } from "../state/api.js";
+import { Chart, colours, label } from "../widgets/charts.js";
+import { arrows } from "../widgets/log.js";
+import { IntermediateCurves } from "./intermediates.js";
+
+/** @import { Row } from "../types.js" */
+/** @import { Live } from "../state/live.js" */
+/** @import { Valued } from "../series.js" */
+
+const TABS = [
+  ["metric", "Default metric"],
+  ["parallel", "Hyper-parameters"],
+  ["importance", "Importance and slices"],
+  ["duration", "Duration"],
+  ["intermediate", "Intermediate results"],
+];
+const SHARES = [1, 5, 10, 20, 50, 100];
+/** Axes of parallel coordinates: more are no picture. */
+const MOST_AXES = 12;
+const CURVES = 10;
+/** Importances are computed by the manager, of all results; not again for each. */
+const IMPORTANCE_EVERY_MS = 15_000;
+
+/** Its own trials are those of the table; it draws the tab that is open alone. */
+export class TrialCharts {
+  /** @type {readonly Row[]} */
+  #rows = [];
+  /** @type {string[]} */
+  #names = [];
+  /** @type {string[]} */
+  #selected = [];
+  #isFiltered = false;
+  #tab = "metric";
+  /** @type {{show: () => void, close: () => void} | null} */
+  #shown = null;
+
+  /** @param {Live} live */
+  constructor(live) {
+    this.live = live;
+    this.panel = h("div", { role: "tabpanel", id: "trial-charts", tabindex: 0 });
+    this.tabs = TABS.map(([id = "", title]) => h("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": "trial-charts", "data-test": `tab-${id}`, click: () => this.#open(id) }, title));
+    this.element = h("section", { class: "card charts", "aria-label": "Charts" },
+      h("div", { role: "tablist", class: "tabs", "aria-label": "Charts", keydown: (/** @type {KeyboardEvent} */ event) => arrows(event, this.tabs) }, this.tabs),
+      this.panel);
+    this.#open("metric");
+  }
+
+  /**
+   * @param {readonly Row[]} rows
+   * @param {boolean} isFiltered
+   */
+  setRows(rows, isFiltered) {
+    this.#rows = rows;
+    this.#isFiltered = isFiltered;
+    this.#shown?.show();
+  }
+
+  /** @param {string[]} names of parameters */
+  setNames(names) {
+    this.#names = names;
+  }
+
+  /** @param {string[]} ids */
+  setSelected(ids) {
+    this.#selected = ids;
+    if (this.#tab === "intermediate") this.#shown?.show();
+  }
+
+  close() {
+    this.#shown?.close();
+  }
+
+  /** @param {string} tab */
+  #open(tab) {
+    this.#shown?.close();
+    this.#tab = tab;
+    this.tabs.forEach((button, index) => {
+      const isShown = TABS[index]?.[0] === tab;
+      setAttribute(button, "aria-selected", String(isShown));
+      setAttribute(button, "tabindex", isShown ? 0 : -1);
+    });
+    setAttribute(this.panel, "aria-labelledby", `tab-${tab}`);
+    fill(this.panel);
+    this.#shown = tab === "parallel" ? this.#parallel() : tab === "importance" ? this.#importance() : tab === "duration" ? this.#duration() : tab === "intermediate" ? this.#intermediate() : this.#metric();
+    this.#shown.show();
+  }
+
+  /** "of the 12 trials that match" where the table is filtered. */
+  #of() {
+    return this.#isFiltered ? " among the trials that the table shows" : "";
+  }
+
+  #metric() {
+    const chart = new Chart("Default metric of each trial", { note: "No trial has reported a final result yet." });
+    const curve = h("input", { type: "checkbox", "data-test": "metric-curve", change: () => show() });
+    curve.checked = true;
+    fill(this.panel, h("label", { class: "check" }, curve, "Curve of the best so far"), chart.element);
+    const show = () => chart.draw(() => {
+      const rows = valued(this.#rows);
+      if (rows.length === 0) return null;
+      const colour = colours();
+      const bySeq = [...rows].sort((a, b) => a.seq - b.seq);
+      const drawn = thinned(bySeq);
+      const steps = improvements(bySeq, this.live.maximize);
+      const lastSeq = bySeq[bySeq.length - 1]?.seq ?? 0;
+      const lastBest = steps[steps.length - 1];
+      const traces = [{
+        type: "scatter", mode: "markers", x: drawn.map((row) => row.seq), y: drawn.map((row) => row.value), text: drawn.map(hover), hovertemplate: "%{text}<extra></extra>",
+        marker: { color: colour["accent"], size: 6, opacity: 0.65 },
+      }];
+      if (curve.checked) {
+        traces.push(/** @type {any} */ ({
+          type: "scatter", mode: "lines", x: [...steps.map((row) => row.seq), lastSeq], y: [...steps.map((row) => row.value), lastBest?.value],
+          line: { shape: "hv", color: colour["series-1"], width: 2 }, hoverinfo: "skip",
+        }));
+      }
+      return {
+        traces,
+        layout: { xaxis: { title: "trial number" }, yaxis: { title: "default metric" } },
+        words: `${format.counted(rows.length, "result")}${this.#of()}; best ${format.number(lastBest?.value)}, trial ${lastBest?.seq ?? ""}.${some(drawn.length, rows.length)}`,
+      };
+    });
+    return { show, close: () => chart.destroy() };
+  }
+
+  #parallel() {
+    const chart = new Chart("Parameters and result of each trial", { note: "No trial has reported a final result yet.", height: 360 });
+    const share = h("select", { "data-test": "top-percent", change: () => show() }, SHARES.map((percent) => h("option", { value: percent }, `best ${percent} %`)));
+    share.value = "100";
+    fill(this.panel, h("label", { class: "check" }, "Trials ", share), chart.element);
+    const show = () => chart.draw(() => {
+      const all = valued(this.#rows);
+      if (all.length === 0) return null;
+      const best = top(all, this.live.maximize, Number(share.value));
+      const rows = thinned(best, MOST_LINES);
+      const names = this.#names.slice(0, MOST_AXES);
+      const { axes, shades } = parallel(rows, all, names);
+      const left = this.#names.length > names.length ? ` The first ${MOST_AXES} of ${this.#names.length} parameters have an axis.` : "";
+      return {
+        ...parallelFigure(axes, shades, this.live.maximize),
+        words: `${format.counted(best.length, "trial")} of ${format.counted(all.length, "result")}${this.#of()}, each a line; the stronger its colour, the better its result.${some(rows.length, best.length)} Parameters with one value alone have no axis.${left}`,
+      };
+    });
+    return { show, close: () => chart.destroy() };
+  }
+
+  #importance() {
+    const bars = new Chart("Importance of each parameter", { height: 280, test: "importance-chart", note: "Computing…" });
+    const slice = new Chart("Result against one parameter", { height: 280, note: "No trial has reported a final result yet." });
+    const parameter = h("select", { "aria-label": "Parameter", "data-test": "slice-parameter", change: () => show() });
+    fill(parameter, this.#names.map((name) => h("option", { value: name }, short(name, 60))));
+    fill(this.panel, h("div", { class: "columns" },
+      h("section", { "aria-label": "Importance" }, h("h3", {}, "Importance"), bars.element),
+      h("section", { "aria-label": "Slice" }, h("h3", {}, "Slice by ", parameter), slice.element)));
+    let askedAtMs = -Infinity;
+    let results = -1;
+    let isGone = false;
+    const load = async () => {
+      const count = valued(this.live.rows.all).length;
+      if (count === results || performance.now() - askedAtMs < IMPORTANCE_EVERY_MS) return;
+      askedAtMs = performance.now();
+      results = count;
+      try {
+        const found = await api.importance();
+        if (isGone) return;
+        bars.note = found.why || "There is nothing to compare yet.";
+        bars.draw(() => importanceDrawing(found.importances, found.trials));
+      } catch (error) {
+        results = -1;
+        bars.note = error instanceof Error ? error.message : String(error);
+        bars.draw(() => null);
+      }
+    };
+    const show = () => {
+      void load();
+      slice.draw(() => sliceDrawing(valued(this.#rows), parameter.value, this.#of()));
+    };
+    return { show, close: () => {
+      isGone = true;
+      bars.destroy();
+      slice.destroy();
+    } };
+  }
+
+  #duration() {
+    const chart = new Chart("Duration of each trial", { note: "No trial has started yet." });
+    fill(this.panel, chart.element);
+    const show = () => chart.draw(() => {
+      const rows = this.#rows.filter((row) => row.start !== null).sort((a, b) => a.seq - b.seq);
+      if (rows.length === 0) return null;
+      const colour = colours();
+      const now = Date.now();
+      const drawn = thinned(rows);
+      const over = rows.filter((row) => row.end !== null).map((row) => format.runSeconds(row, now) ?? 0).sort((a, b) => a - b);
+      const median = over[over.length >> 1];
+      return {
+        traces: ["good", "bad", "busy", "quiet"].map((look) => {
+          const some = drawn.filter((row) => format.stateLook(row.state) === look);
+          /** @type {{[look: string]: string}} */
+          const names = { good: "succeeded", bad: "failed", busy: "running", quiet: "stopped" };
+          return {
+            type: "bar", name: names[look], x: some.map((row) => row.seq), y: some.map((row) => format.runSeconds(row, now)),
+            text: some.map((row) => `${hover(row)}<br>${format.duration(format.runSeconds(row, now))}`), textposition: "none", hovertemplate: "%{text}<extra></extra>",
+            marker: { color: colour[look === "busy" ? "accent" : look] },
+          };
+        }).filter((trace) => trace.x.length > 0),
+        layout: { showlegend: true, barmode: "overlay", bargap: 0.15, xaxis: { title: "trial number" }, yaxis: { title: "duration, s", rangemode: "tozero" } },
+        words: `${format.counted(rows.length, "trial")}${this.#of()}${median === undefined ? "" : `; half of those that ended took ${format.duration(median)} or less`}.${some(drawn.length, rows.length)}`,
+      };
+    });
+    return { show, close: () => chart.destroy() };
+  }
+
+  #intermediate() {
+    const curves = new IntermediateCurves("Intermediate results");
+    fill(this.panel, curves.element);
+    const show = () => {
+      const chosen = this.#selected.map((id) => this.live.rows.byId.get(id)).filter((row) => row !== undefined);
+      curves.show(chosen.length > 0 ? chosen : bestThatReport(this.#rows, this.live.maximize));
+    };
+    return { show, close: () => curves.close() };
+  }
+}
+
+/**
+ * @param {readonly Row[]} rows
+ * @param {boolean} maximize
+ */
+function bestThatReport(rows, maximize) {
+  const reporting = rows.filter((row) => row.count > 0);
+  const best = top(valued(reporting), maximize, 100).slice(0, CURVES);
+  return best.length > 0 ? best : reporting.slice(0, CURVES);
+}
+
+/**
+ * @param {number} drawn
+ * @param {number} all
+ */
+function some(drawn, all) {
+  return drawn < all ? ` ${format.count(drawn)} of ${format.count(all)} are drawn.` : "";
+}
+
+/** @param {Row} row */
+function hover(row) {
+  const lines = [...flat(row.parameters)].slice(0, 12).map(([name, value]) => label(`${short(name, 40)}: ${short(shown(value), 60)}`));
+  return [label(`trial ${row.seq} · ${row.id}`), `default metric ${format.number(row.value)}`, ...lines].join("<br>");
+}
+
+/**
+ * @param {import("../series.js").Axis[]} axes
+ * @param {(number | null)[][]} shades
+ * @param {boolean} maximize
+ */
+function parallelFigure(axes, shades, maximize) {
+  const colour = colours();
+  const ordered = maximize ? shades : [...shades].reverse();
+  const x = axes.map((_, index) => index);
+  const traces = ordered.map((heights, shade) => ({
+    type: "scatter", mode: "lines", hoverinfo: "skip", y: heights, x: Array.from({ length: heights.length }, (_, at) => [...x, null][at % (axes.length + 1)]),
+    line: { width: 1.2, color: mix(colour["shade-low"] ?? "", colour["shade-high"] ?? "", shade / (ordered.length - 1)), simplify: false }, opacity: 0.35 + (0.5 * shade) / (ordered.length - 1),
+  })).filter((trace) => trace.y.length > 0);
+  const annotations = axes.flatMap((axis, index) => [
+    { x: index, y: 1, yshift: 18, text: label(short(axis.name, 18)), showarrow: false, font: { size: 12, weight: 600 } },
+    ...axis.ticks.filter((_, at) => axis.ticks.length <= 9 || at % Math.ceil(axis.ticks.length / 9) === 0).map(({ at, label: text }) =>
+      ({ x: index, y: at, xshift: index === axes.length - 1 ? -4 : 4, xanchor: index === axes.length - 1 ? "right" : "left", text: label(short(text, 14)), showarrow: false, font: { size: 10, color: colour["text"] }, bgcolor: colour["surface"], opacity: 0.9 })),
+  ]);
+  return {
+    traces,
+    layout: {
+      margin: { l: 56, r: 64, t: 44, b: 16 }, annotations, hovermode: false, dragmode: false,
+      shapes: axes.map((_, index) => ({ type: "line", x0: index, x1: index, y0: 0, y1: 1, line: { color: colour["muted"], width: 1 } })),
+      xaxis: { visible: false, fixedrange: true, range: [-0.08, axes.length - 1 + 0.08] }, yaxis: { visible: false, fixedrange: true, range: [-0.03, 1.03] },
+    },
+  };
+}
+
+/**
+ * A colour between two, `rgb(…)` as the browser writes them.
+ *
+ * @param {string} low
+ * @param {string} high
+ * @param {number} share
+ */
+function mix(low, high, share) {
+  const one = low.match(/\d+/g)?.map(Number) ?? [];
+  const other = high.match(/\d+/g)?.map(Number) ?? [];
+  return `rgb(${[0, 1, 2].map((place) => Math.round((one[place] ?? 0) + ((other[place] ?? 0) - (one[place] ?? 0)) * share)).join(", ")})`;
+}
+
+/**
+ * @param {{name: string, value: number}[]} importances
+ * @param {number} trials
+ */
+function importanceDrawing(importances, trials) {
+  if (importances.length === 0) return null;
+  const sorted = [...importances].sort((a, b) => a.value - b.value).slice(-20);
+  const best = sorted[sorted.length - 1];
+  return {
+    traces: [{ type: "bar", orientation: "h", x: sorted.map(({ value }) => value), y: sorted.map(({ name }) => label(short(name, 30))), text: sorted.map(({ value }) => format.percent(value * 100)), textposition: "auto", textangle: 0, hoverinfo: "skip", marker: { color: colours()["accent"] } }],
+    layout: { xaxis: { title: "share of the differences between results", tickformat: ".0%", rangemode: "tozero" }, yaxis: { type: "category" }, margin: { l: 90, r: 16, t: 8, b: 44 } },
+    words: `What decides the result most is ${short(best?.name ?? "", 60)}, ${format.percent((best?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}.`,
+  };
+}
+
+/**
+ * @param {readonly Valued[]} all
+ * @param {string} name
+ * @param {string} of
+ */
+function sliceDrawing(all, name, of) {
+  const rows = all.filter((row) => flat(row.parameters).has(name));
+  if (rows.length === 0) return null;
+  const values = rows.map((row) => flat(row.parameters).get(name));
+  const axis = axisOf(name, values);
+  const numbers = values.filter((value) => typeof value === "number");
+  const isNumeric = numbers.length === values.length;
+  const low = numbers.reduce((least, value) => Math.min(least, value), Infinity);
+  const high = numbers.reduce((most, value) => Math.max(most, value), -Infinity);
+  const drawn = thinned(rows);
+  const colour = colours();
+  return {
+    traces: [{
+      type: "scatter", mode: "markers", y: drawn.map((row) => row.value), text: drawn.map(hover), hovertemplate: "%{text}<extra></extra>",
+      x: drawn.map((row) => flat(row.parameters).get(name)).map((value) => (isNumeric ? value : label(short(shown(value), 30)))),
+      marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]], showscale: true, colorbar: { title: { text: "trial no.", font: { size: 11 } }, thickness: 8, outlinewidth: 0, tickfont: { size: 10 } } },
+    }],
+    layout: { xaxis: { title: label(short(name, 40)), type: isNumeric ? (isSpread(low, high) ? "log" : "linear") : "category" }, yaxis: { title: "default metric" } },
+    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has one value alone" : ""}; the colour tells which came when.${some(drawn.length, rows.length)}`,
+  };
+}

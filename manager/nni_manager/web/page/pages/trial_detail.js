@@ -1,0 +1,345 @@
+/** What an open row of the table of trials shows, and what can be done with a trial. */
+
+import { fill, h, say, whenChanged } from "../dom.js";
+import * as format from "../format.js";
+import { asTyped, typed } from "../parameters.js";
+import { plain, short } from "../plain.js";
+import { metricIn, metricNames, thinned } from "../series.js";
+import { api } from "../state/api.js";
+import { Chart, colours } from "../widgets/charts.js";
+import { attempt, confirm, copy, notify, openDialog } from "../widgets/dialog.js";
+import { badge, facts, parameterTable, time } from "../widgets/facts.js";
+import { LogView } from "../widgets/log.js";
+
+/** @import { Metric, Parameters, Row, Trial, UsageFigures, UsageSample } from "../types.js" */
+/** @import { Detail } from "../widgets/table.js" */
+/** @import { Live } from "../state/live.js" */
+
+const LOOK_EVERY_MS = 5000;
+
+/**
+ * @param {Row} first
+ * @param {Live} live
+ * @returns {Detail}
+ */
+export function trialDetail(first, live) {
+  const { id } = first;
+  let row = first;
+  let isGone = false;
+  /** @type {number | undefined} */
+  let timer;
+  let loadedFor = "";
+
+  const factBox = h("div", {});
+  const usageBox = h("div", { "data-test": "usage" });
+  const parameters = h("div", {});
+  const trouble = h("p", { class: "bad-text", role: "status" });
+  const curve = new IntermediateChart();
+  const usageChart = new Chart("CPU and memory over time", { test: "usage-chart", note: "No figures have been reported yet.", height: 230 });
+  const log = new LogView(id, () => !format.isEnded(row.state));
+  const kill = h("button", { type: "button", class: "danger", "data-test": "kill", click: async () => {
+    if (await confirm(`Stop trial ${row.seq}?`, `Trial ${id} is stopped for good; the experiment goes on.`, "Stop the trial")) {
+      await attempt(() => api.kill(id), `Trial ${row.seq} is being stopped.`);
+    }
+  } }, "Kill…");
+  const retry = h("button", { type: "button", "data-test": "retry", click: () => begun(() => api.retry(id)) }, "Retry");
+  const clone = h("button", { type: "button", "data-test": "clone", click: async () => openClone(row, await wholeParameters(row)) }, "Clone as customised trial…");
+  const copyJson = h("button", { type: "button", "data-test": "copy-json", click: () => copyTrial(id, row) }, "Copy as JSON");
+
+  const element = h("div", { class: "trial", "data-test": `detail-${id}` },
+    trouble,
+    h("div", { class: "columns" },
+      h("section", { "aria-label": "Facts" }, h("h3", {}, `Trial ${first.seq}`), factBox),
+      h("section", { "aria-label": "Parameters" }, h("h3", {}, "Parameters"), parameters),
+      h("section", { "aria-label": "Intermediate results" }, h("h3", {}, "Intermediate results"), curve.element),
+      h("section", { "aria-label": "Usage" }, h("h3", {}, "Usage"), usageBox, usageChart.element)),
+    h("section", { "aria-label": "Logs" }, h("h3", {}, "Logs"), log.element),
+    h("div", { class: "buttons" }, copyJson, clone, retry, kill));
+
+  const drawFacts = whenChanged((/** @type {Trial} */ trial) => fill(factBox, factsOf(trial)));
+
+  const drawParameters = whenChanged((/** @type {Parameters} */ all) => fill(parameters, parameterTable(all)));
+  drawParameters(first.parameters);
+
+  async function load() {
+    clearTimeout(timer);
+    loadedFor = stamp(row);
+    try {
+      const [trial, attempts, metrics, usage] = await Promise.all([api.trial(id), api.attempts(id), api.intermediates(id), api.usage(id)]);
+      if (isGone) return;
+      say(trouble, "");
+      drawFacts(trial);
+      drawParameters(trial.parameters);
+      log.setAttempts(attempts);
+      curve.show(metrics);
+      showUsage(usageBox, usageChart, trial, usage);
+    } catch (error) {
+      if (isGone) return;
+      say(trouble, error instanceof Error ? error.message : String(error));
+    }
+    if (!isGone && !format.isEnded(row.state)) timer = window.setTimeout(load, LOOK_EVERY_MS);
+  }
+
+  /** @param {Row} now */
+  function update(now) {
+    const wasRunning = !format.isEnded(row.state);
+    row = now;
+    const isOver = format.isEnded(row.state);
+    kill.hidden = isOver || live.isReadOnly;
+    retry.hidden = !isOver || row.state === "SUCCEEDED" || live.isReadOnly;
+    clone.hidden = live.isReadOnly;
+    // While it runs the timer sees to it.
+    if ((isOver && wasRunning) || (isOver && stamp(row) !== loadedFor)) void load();
+  }
+
+  update(first);
+  void load();
+  return {
+    element,
+    update,
+    close() {
+      isGone = true;
+      clearTimeout(timer);
+      log.close();
+      curve.close();
+      usageChart.destroy();
+    },
+  };
+}
+
+/** @param {Row} row */
+function stamp(row) {
+  return [row.state, row.count, row.attempt, row.end].join();
+}
+
+/** @param {Trial} trial */
+function factsOf(trial) {
+  const run = format.runSeconds({ start: trial.startTime ?? null, end: trial.endTime ?? null }, Date.now());
+  const metric = trial.finalMetricData?.[0]?.data;
+  const names = metric === undefined ? [] : metricNames(metric);
+  return facts([
+    ["State", badge(trial.state)],
+    ["Why it ended", trial.reason && h("span", { "data-test": "reason" }, format.howItEnded(trial.reason, trial.exitCode))],
+    ["Message", trial.message && message(trial.message)],
+    ["Warning", trial.warning && h("span", { class: "warn-text" }, short(trial.warning, 2000))],
+    ["Default metric", format.number(trial.value)],
+    ...names.filter((name) => name !== "default").slice(0, 50).map((name) => /** @type {[string, string]} */ ([short(name, 60), format.number(metricIn(metric ?? "", name))])),
+    ["Id", h("code", {}, trial.id)],
+    ["Submitted", time(trial.submitTime)],
+    ["Started", time(trial.startTime)],
+    ["Ended", time(trial.endTime)],
+    ["Duration", run === null ? null : format.duration(run)],
+    ["Attempt", trial.attempt === null ? null : format.count(trial.attempt)],
+    ["Begun again", trial.retries ? `${format.counted(trial.retries, "time")}, the cluster lost it` : null],
+    ["Parameters from", trial.isCustomized ? "a person" : "the tuner"],
+    ["Job", jobOf(trial)],
+    ["Heard by", trial.road && roadWords(trial.road, trial.lastContactAgoS)],
+    ["Log path", trial.logPath && h("code", { "data-test": "log-path" }, plain(trial.logPath))],
+  ]);
+}
+
+/** @param {string} text */
+function message(text) {
+  const lines = plain(text).trim();
+  if (!lines.includes("\n")) return h("div", { class: "scrolled", tabindex: lines.length > 300 ? 0 : null }, short(lines, 2000));
+  return h("details", {}, h("summary", {}, short(lines.split("\n").filter(Boolean).at(-1) ?? "", 200)), h("pre", { tabindex: 0 }, lines.slice(0, 20_000)));
+}
+
+/** @param {Trial} trial */
+function jobOf(trial) {
+  const { jobId, link } = trial;
+  if (!jobId) return null;
+  // Only an address of the web: one of another kind would be a program.
+  if (link && /^https?:\/\//i.test(link)) {
+    return h("a", { href: link, rel: "noopener noreferrer", target: "_blank", "data-test": "job-link" }, plain(jobId), " (opens the cluster's page)");
+  }
+  return h("code", { "data-test": "job-link" }, plain(jobId));
+}
+
+/**
+ * @param {string} road
+ * @param {number | null} agoS
+ */
+export function roadWords(road, agoS) {
+  /** @type {{[road: string]: string}} */
+  const words = { stream: "its keeper's stream", mount: "the shared storage", none: "nothing yet" };
+  return `${words[road] ?? plain(road)}${agoS === null ? "" : `, ${format.duration(agoS)} ago`}`;
+}
+
+/**
+ * @param {HTMLElement} box
+ * @param {Chart} chart
+ * @param {Trial} trial
+ * @param {UsageSample[]} samples
+ */
+function showUsage(box, chart, trial, samples) {
+  const { usage } = trial;
+  fill(box, usage === null ? h("p", { class: "muted" }, "Nothing has been reported yet.") : h("table", { class: "plain" },
+    h("caption", { class: "unseen" }, "Usage"),
+    h("thead", {}, h("tr", {}, h("td", {}), usage.latest ? h("th", { scope: "col" }, "now") : null, h("th", { scope: "col" }, "most"))),
+    h("tbody", {}, usageRows(usage.latest, usage.peak))));
+  chart.element.hidden = samples.length < 2;
+  if (samples.length >= 2) chart.draw(() => usageDrawing(samples));
+}
+
+/**
+ * @param {UsageFigures | null} now
+ * @param {UsageFigures} most
+ */
+function usageRows(now, most) {
+  /** @type {[string, (figures: UsageFigures) => string][]} */
+  const rows = [
+    ["CPU", (figures) => format.percent(figures.cpuPercent)],
+    ["Memory", (figures) => format.bytes(figures.rssBytes)],
+    ["Disk", (figures) => format.bytes(figures.diskBytes)],
+    ...most.gpus.map(({ index }) => /** @type {[string, (figures: UsageFigures) => string]} */ ([`GPU ${index}`, (figures) => {
+      const gpu = figures.gpus.find((each) => each.index === index);
+      return gpu === undefined ? format.NOTHING : `${format.percent(gpu.utilisationPercent)}, ${format.bytes(gpu.memoryUsedBytes)}`;
+    }])),
+  ];
+  return rows.map(([name, show]) => h("tr", {}, h("th", { scope: "row" }, name), now && h("td", { class: "number" }, show(now)), h("td", { class: "number" }, show(most))));
+}
+
+/** @param {UsageSample[]} samples */
+function usageDrawing(samples) {
+  const colour = colours();
+  const drawn = thinned(samples, 500);
+  const from = drawn[0]?.timestamp ?? 0;
+  const x = drawn.map((sample) => (sample.timestamp - from) / 1000);
+  const gpus = [...new Set(samples.flatMap((sample) => sample.gpus.map((gpu) => gpu.index)))].slice(0, 8);
+  return {
+    traces: [
+      { type: "scatter", mode: "lines", name: "CPU, %", x, y: drawn.map((sample) => sample.cpuPercent), line: { color: colour["series-0"] } },
+      ...gpus.map((index) => ({ type: "scatter", mode: "lines", name: `GPU ${index}, %`, x, line: { color: colour[`series-${2 + (index % 6)}`] },
+        y: drawn.map((sample) => sample.gpus.find((gpu) => gpu.index === index)?.utilisationPercent ?? null) })),
+      { type: "scatter", mode: "lines", name: "memory, MiB", x, y: drawn.map((sample) => sample.rssBytes / 2 ** 20), yaxis: "y2", line: { color: colour["series-1"], dash: "dot" } },
+    ],
+    layout: {
+      showlegend: true, margin: { l: 44, r: 52, t: 8, b: 36 },
+      xaxis: { title: "s" }, yaxis: { title: "%", rangemode: "tozero" },
+      yaxis2: { overlaying: "y", side: "right", rangemode: "tozero", title: { text: "MiB", font: { size: 12 } }, tickfont: { size: 11 }, showgrid: false },
+    },
+    words: `${format.counted(samples.length, "sample")} over ${format.duration(x[x.length - 1])}.`,
+  };
+}
+
+/** The curve of one trial's intermediate results, with a chooser where they are dicts. */
+class IntermediateChart {
+  /** @type {Metric[]} */
+  #metrics = [];
+
+  constructor() {
+    this.chart = new Chart("Intermediate results", { test: "intermediate-chart", note: "No intermediate results have been reported.", height: 220 });
+    this.chooser = h("select", { "aria-label": "Metric", "data-test": "metric-chooser", change: () => this.#draw() });
+    this.chooser.hidden = true;
+    this.element = h("div", {}, this.chooser, this.chart.element);
+  }
+
+  /** @param {Metric[]} metrics */
+  show(metrics) {
+    if (metrics.length === this.#metrics.length && metrics.length > 0) return;
+    this.#metrics = metrics;
+    choose(this.chooser, metrics.slice(-1).flatMap((metric) => metricNames(metric.data)));
+    this.#draw();
+  }
+
+  close() {
+    this.chart.destroy();
+  }
+
+  #draw() {
+    const name = this.chooser.value || "default";
+    const metrics = this.#metrics;
+    this.chart.draw(() => {
+      const points = metrics.map((metric, index) => ({ x: index + 1, y: metricIn(metric.data, name) })).filter(({ y }) => y !== null);
+      if (points.length === 0) return null;
+      const drawn = thinned(points);
+      return {
+        traces: [{ type: "scatter", mode: points.length < 100 ? "lines+markers" : "lines", x: drawn.map(({ x }) => x), y: drawn.map(({ y }) => y), line: { color: colours()["accent"] }, marker: { size: 5 } }],
+        layout: { xaxis: { title: "report" }, margin: { l: 56, r: 12, t: 8, b: 40 } },
+        words: `${format.counted(metrics.length, "report")}, the newest ${format.number(points[points.length - 1]?.y)}.`,
+      };
+    });
+  }
+}
+
+/**
+ * Offer these names, and keep what was chosen.
+ *
+ * @param {HTMLSelectElement} chooser
+ * @param {string[]} names
+ */
+export function choose(chooser, names) {
+  const unique = [...new Set(names)];
+  chooser.hidden = unique.length < 2;
+  if (unique.join("\n") === [...chooser.options].map((option) => option.value).join("\n")) return;
+  const chosen = chooser.value;
+  fill(chooser, unique.map((name) => h("option", { value: name }, short(name, 60))));
+  chooser.value = unique.includes(chosen) ? chosen : unique.includes("default") ? "default" : (unique[0] ?? "");
+}
+
+/**
+ * @param {() => Promise<{sequenceId: number, trialJobId: string}>} action
+ */
+async function begun(action) {
+  let said = "";
+  const isDone = await attempt(async () => {
+    const { sequenceId, trialJobId } = await action();
+    said = `Trial ${sequenceId} (${trialJobId}) begins.`;
+  });
+  if (isDone) notify(said);
+  return isDone;
+}
+
+/**
+ * @param {string} id
+ * @param {Row} row
+ */
+async function copyTrial(id, row) {
+  /** @type {Trial | Row} */
+  let trial = row;
+  await attempt(async () => {
+    trial = await api.trial(id);
+  });
+  await copy(JSON.stringify(trial, null, 2), `Trial ${row.seq} is on the clipboard as JSON.`);
+}
+
+/**
+ * All of a trial's parameters: long values are cut in rows.
+ *
+ * @param {Row} row
+ * @returns {Promise<Parameters>}
+ */
+async function wholeParameters(row) {
+  let { parameters } = row;
+  if (row.cut) {
+    await attempt(async () => {
+      ({ parameters } = await api.trial(row.id));
+    });
+  }
+  return parameters;
+}
+
+/**
+ * A form with a field for each parameter; what it sends is a trial of a person's own.
+ *
+ * @param {Row} row
+ * @param {Parameters} given
+ */
+function openClone(row, given) {
+  const fields = Object.entries(given).map(([name, value]) => {
+    const input = h("input", { type: "text", name });
+    input.value = asTyped(value);
+    return { name, input };
+  });
+  const form = h("form", { class: "fields", submit: async (/** @type {Event} */ event) => {
+    event.preventDefault();
+    /** @type {Parameters} */
+    const parameters = Object.fromEntries(fields.map(({ name, input }) => [name, typed(input.value)]));
+    if (await begun(() => api.propose(parameters))) element.close();
+  } },
+    h("p", { class: "muted" }, "Values are read as JSON: 0.1, true, \"text\"; what is no JSON is text. The trial is begun ahead of what the tuner proposes."),
+    fields.map(({ name, input }) => h("label", {}, h("span", {}, short(name, 80)), input)),
+    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Begin this trial")));
+  const { element } = openDialog(`Clone trial ${row.seq}`, [form]);
+}

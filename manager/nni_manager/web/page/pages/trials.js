@@ -1,0 +1,281 @@
+/** `/detail`: all trials in a table that is sorted, filtered and searched; charts of those that are shown. */
+
+import { fill, h, say, setAttribute, whenChanged } from "../dom.js";
+import * as format from "../format.js";
+import { flat, namesOf, shown } from "../parameters.js";
+import { plain, short } from "../plain.js";
+import { arrange, OPERATORS, rearrange } from "../query.js";
+import { notify } from "../widgets/dialog.js";
+import { TrialTable } from "../widgets/table.js";
+import { openCompare } from "./compare.js";
+import { fragment } from "./page.js";
+import { trialDetail } from "./trial_detail.js";
+import { TrialCharts } from "./trial_charts.js";
+
+/** @import { Row } from "../types.js" */
+/** @import { Condition, Query } from "../query.js" */
+/** @import { Column } from "../widgets/table.js" */
+/** @import { News } from "../state/live.js" */
+/** @import { Context, Page } from "./page.js" */
+
+const STATES = ["RUNNING", "WAITING", "SUCCEEDED", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
+/** Columns of parameters that are shown before anybody has chosen. */
+const FIRST_PARAMETERS = 6;
+/** Durations of trials that run grow. */
+const TICK_MS = 1000;
+
+/** @type {Column[]} */
+const OWN_COLUMNS = [
+  { id: "seq", title: "No.", width: 72, isNumber: true, text: (row) => format.count(row.seq) },
+  { id: "id", title: "Id", width: 100, text: (row) => row.id },
+  { id: "state", title: "State", width: 164, text: (row) => format.stateWord(row.state), look: (row) => format.stateLook(row.state) },
+  { id: "value", title: "Default metric", width: 140, isNumber: true, text: (row) => format.number(row.value) },
+  { id: "latest", title: "Latest report", width: 130, isNumber: true, text: (row) => format.number(row.latest) },
+  { id: "count", title: "Reports", width: 96, isNumber: true, text: (row) => format.count(row.count) },
+  { id: "start", title: "Started", width: 190, text: (row) => format.moment(row.start) },
+  { id: "duration", title: "Duration", width: 120, isNumber: true, text: (row) => format.duration(format.runSeconds(row, Date.now())) },
+  { id: "reason", title: "Why it ended", width: 260, text: (row) => short(format.why(row), 200) },
+];
+const FIRST_COLUMNS = ["seq", "id", "state", "value", "latest", "duration", "reason"];
+/** On a narrow screen the result should be in sight. */
+const FIRST_COLUMNS_NARROW = ["seq", "state", "value", "duration", "reason"];
+
+/**
+ * @param {Context} context
+ * @returns {Page}
+ */
+export function trials({ live, announce }) {
+  /** @type {Query} */
+  let query = { states: new Set(), text: "", conditions: [], order: { column: "seq", descending: true } };
+  /** @type {readonly Row[]} */
+  let rows = [];
+  /** @type {string[]} */
+  let names = [];
+  /** @type {Set<string> | null} what a person chose; null: nobody did */
+  let chosenColumns = null;
+  let wanted = "";
+  const isNarrow = matchMedia("(max-width: 700px)").matches;
+
+  const table = new TrialTable({
+    label: "Trials",
+    order: query.order,
+    onOrder: (order) => ask({ ...query, order }),
+    detail: (row) => trialDetail(row, live),
+    onSelect: (selected) => {
+      compare.disabled = selected.size < 2;
+      say(compare, selected.size > 0 ? `Compare ${format.count(selected.size)}` : "Compare");
+      charts.setSelected([...selected]);
+    },
+  });
+  const charts = new TrialCharts(live);
+  const total = h("span", { class: "muted", "data-test": "table-count", role: "status" });
+  const compare = h("button", { type: "button", "data-test": "compare", disabled: true, click: () => {
+    openCompare([...table.selected].map((id) => live.rows.byId.get(id)).filter((row) => row !== undefined));
+  } }, "Compare");
+  const search = h("input", { type: "search", placeholder: "Search id, number, parameter, message", "aria-label": "Search trials", "data-test": "search", input: () => ask({ ...query, text: search.value }) });
+  const filters = stateFilters((states) => ask({ ...query, states }));
+  const conditions = conditionBar((each) => ask({ ...query, conditions: each }));
+  const columnList = h("div", { class: "menu" });
+  const columnMenu = h("details", { class: "popup", "data-test": "columns" }, h("summary", {}, "Columns"), columnList);
+  columnMenu.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      columnMenu.open = false;
+      columnMenu.querySelector("summary")?.focus();
+    }
+  });
+
+  const element = h("div", { class: "page" },
+    charts.element,
+    h("section", { class: "card", "aria-label": "Table of trials" },
+      h("div", { class: "bar" }, search, filters.element),
+      h("div", { class: "bar" }, conditions.element, h("span", { class: "grow" }), total, columnMenu, compare),
+      table.element,
+      h("p", { class: "muted hint" }, "Keys in the table: ↑ ↓ move, Enter opens a trial, x selects it to compare.")));
+
+  /** @param {Query} now */
+  function ask(now) {
+    query = now;
+    rows = arrange(live.rows.all, query);
+    show();
+  }
+
+  function show() {
+    const all = live.rows.all.length;
+    say(total, `${format.count(rows.length)} of ${format.counted(all, "trial")}`);
+    table.setRows(rows, all === 0 ? "No trial has begun yet. The first one appears here by itself." : "No trial matches. Remove a filter to see more.");
+    charts.setRows(rows, rows.length < all);
+  }
+
+  function chooseColumns() {
+    const isChosen = (/** @type {string} */ id) =>
+      chosenColumns?.has(id) ?? ((isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id) || names.slice(0, FIRST_PARAMETERS).includes(id.slice(2)));
+    const parameterColumns = names.map(parameterColumn);
+    const last = OWN_COLUMNS.slice(-1);
+    const all = [...OWN_COLUMNS.slice(0, -1), ...parameterColumns, ...last];
+    table.setColumns(all.filter(({ id }) => isChosen(id)));
+    fill(columnList, all.map(({ id, title }) => {
+      const box = h("input", { type: "checkbox", change: () => {
+        chosenColumns ??= new Set(all.map((column) => column.id).filter(isChosen));
+        if (!chosenColumns.delete(id)) chosenColumns.add(id);
+        chooseColumns();
+        /** @type {HTMLInputElement | null} */ (columnList.querySelector(`[name="${CSS.escape(id)}"]`))?.focus();
+      }, name: id });
+      box.checked = isChosen(id);
+      return h("label", { class: "check" }, box, title);
+    }));
+  }
+  const setNames = whenChanged((/** @type {string[]} */ found) => {
+    names = found;
+    conditions.setNames(found);
+    charts.setNames(found);
+    chooseColumns();
+  });
+
+  /** @param {News} news */
+  function update({ reset, rows: changed }) {
+    if (reset) setNames(namesOf(live.rows.all));
+    else if (changed.some((row) => [...flat(row.parameters).keys()].some((name) => !names.includes(name)))) {
+      setNames([...new Set([...names, ...namesOf(changed)])]);
+    }
+    rows = reset ? arrange(live.rows.all, query) : changed.length > 0 ? rearrange(rows, changed, query) : rows;
+    filters.update(live.summary?.counts ?? {});
+    if (reset || changed.length > 0) show();
+    if (wanted !== "") open(wanted);
+  }
+
+  /** @param {string} id */
+  function open(id) {
+    if (!live.rows.byId.has(id)) {
+      wanted = id;
+      return;
+    }
+    wanted = "";
+    if (!rows.some((row) => row.id === id)) {
+      filters.set(new Set());
+      conditions.clear();
+      search.value = "";
+      ask({ ...query, states: new Set(), text: "", conditions: [] });
+    }
+    table.show(id);
+    table.element.scrollIntoView({ block: "nearest" });
+    announce(`Trial ${live.rows.byId.get(id)?.seq} is open`);
+  }
+
+  function arrive() {
+    const wish = fragment();
+    const state = wish.get("state");
+    if (state !== null && STATES.includes(state)) {
+      filters.set(new Set([state]));
+      ask({ ...query, states: new Set([state]) });
+    }
+    const trial = wish.get("trial");
+    if (trial !== null) {
+      open(trial);
+      if (wanted !== "" && live.summary !== null) notify(`There is no trial ${plain(wanted).slice(0, 40)}.`, "bad");
+    }
+  }
+
+  const tick = setInterval(() => {
+    if (!document.hidden && rows.some((row) => row.end === null && row.start !== null)) table.draw();
+  }, TICK_MS);
+  chooseColumns();
+  update({ reset: true, rows: live.rows.all });
+  // Once it is in the document: before, nothing can be scrolled to.
+  requestAnimationFrame(arrive);
+  return {
+    title: "Trials",
+    element,
+    update,
+    arrive,
+    close() {
+      clearInterval(tick);
+      table.destroy();
+      charts.close();
+    },
+  };
+}
+
+/**
+ * @param {string} name
+ * @returns {Column}
+ */
+function parameterColumn(name) {
+  return { id: `p:${name}`, title: short(name, 40), width: Math.min(220, Math.max(124, 40 + 8 * name.length)), text: (row) => short(shown(flat(row.parameters).get(name)), 80) };
+}
+
+/**
+ * A button for each state there may be, pressed for those that are shown; none: all.
+ *
+ * @param {(states: Set<string>) => void} onChange
+ */
+function stateFilters(onChange) {
+  /** @type {Set<string>} */
+  let states = new Set();
+  const buttons = STATES.map((state) => {
+    const figure = h("span", { class: "figure" });
+    const button = h("button", { type: "button", class: "chip", "data-look": format.stateLook(state), "aria-pressed": "false", "data-test": `state-filter-${state}`, click: () => {
+      const now = new Set(states);
+      if (!now.delete(state)) now.add(state);
+      set(now);
+      onChange(states);
+    } }, format.stateWord(state), " ", figure);
+    return { state, button, figure };
+  });
+
+  /** @param {Set<string>} now */
+  function set(now) {
+    states = now;
+    for (const { state, button } of buttons) setAttribute(button, "aria-pressed", String(states.has(state)));
+  }
+
+  /** @param {{[state: string]: number}} counts */
+  function update(counts) {
+    for (const { state, button, figure } of buttons) {
+      const number = counts[state] ?? 0;
+      say(figure, format.count(number));
+      button.hidden = number === 0 && !states.has(state);
+    }
+  }
+  return { element: h("div", { class: "chips", role: "group", "aria-label": "Filter by state" }, buttons.map(({ button }) => button)), set, update };
+}
+
+/**
+ * Conditions on parameters: those that hold, each with a button that removes it, and fields for another.
+ *
+ * @param {(conditions: Condition[]) => void} onChange
+ */
+function conditionBar(onChange) {
+  /** @type {Condition[]} */
+  let conditions = [];
+  const name = h("select", { "aria-label": "Parameter", "data-test": "param-filter-name" });
+  const operator = h("select", { "aria-label": "Comparison", "data-test": "param-filter-op" }, OPERATORS.map((each) => h("option", { value: each }, each)));
+  const value = h("input", { type: "text", size: 8, "aria-label": "Value", placeholder: "value", "data-test": "param-filter-value" });
+  const chips = h("span", { class: "chips" });
+  const form = h("form", { class: "inline", submit: (/** @type {Event} */ event) => {
+    event.preventDefault();
+    if (name.value === "" || value.value === "") return;
+    set([...conditions, { name: name.value, operator: /** @type {Condition["operator"]} */ (operator.value), value: value.value }]);
+    value.value = "";
+  } }, name, operator, value, h("button", { type: "submit", class: "small", "data-test": "param-filter-add" }, "Add filter"));
+
+  /** @param {Condition[]} now */
+  function set(now) {
+    conditions = now;
+    fill(chips, conditions.map((condition) => h("button", { type: "button", class: "chip", "aria-pressed": "true", "aria-label": `Remove the filter ${condition.name} ${condition.operator} ${condition.value}`,
+      click: () => set(conditions.filter((each) => each !== condition)) },
+      `${short(condition.name, 40)} ${condition.operator} ${short(condition.value, 40)} ×`)));
+    onChange(conditions);
+  }
+  return {
+    element: h("div", { class: "inline" }, form, chips),
+    /** @param {string[]} names */
+    setNames: (names) => {
+      form.hidden = names.length === 0;
+      const chosen = name.value;
+      fill(name, names.map((each) => h("option", { value: each }, short(each, 40))));
+      if (names.includes(chosen)) name.value = chosen;
+    },
+    clear: () => set([]),
+  };
+}
+

@@ -1,0 +1,244 @@
+/** What charts draw, computed from trials: best so far, axes of parallel coordinates, the few of many points. */
+
+import { flat, shown } from "./parameters.js";
+
+/** @import { Row } from "./types.js" */
+/** @import { Simple } from "./parameters.js" */
+
+/** So many marks are drawn at most: each is an element, and a reader sees no more. */
+export const MOST_MARKS = 1500;
+/** So many lines of parallel coordinates. */
+export const MOST_LINES = 2000;
+const SHADES = 10;
+/** A parameter with more different words than these is no use as an axis of words. */
+const MOST_WORDS = 40;
+
+/** @typedef {Row & {value: number}} Valued */
+
+/**
+ * Trials with a result, in the order of their numbers.
+ *
+ * @param {Iterable<Row>} rows
+ * @returns {Valued[]}
+ */
+export function valued(rows) {
+  /** @type {Valued[]} */
+  const found = [];
+  for (const row of rows) if (row.value !== null && Number.isFinite(row.value)) found.push(/** @type {Valued} */ (row));
+  return found;
+}
+
+/**
+ * The corners of the curve of the best result: each trial that was better than all that ended before it.
+ *
+ * @param {readonly Valued[]} rows
+ * @param {boolean} maximize
+ */
+export function bestSoFar(rows, maximize) {
+  const byEnd = rows.filter((row) => row.end !== null).sort((a, b) => Number(a.end) - Number(b.end) || a.seq - b.seq);
+  return improvements(byEnd, maximize);
+}
+
+/**
+ * Those that are better than all before them.
+ *
+ * @param {readonly Valued[]} rows
+ * @param {boolean} maximize
+ */
+export function improvements(rows, maximize) {
+  /** @type {Valued[]} */
+  const better = [];
+  for (const row of rows) {
+    const best = better[better.length - 1];
+    if (best === undefined || (maximize ? row.value > best.value : row.value < best.value)) better.push(row);
+  }
+  return better;
+}
+
+/**
+ * The best share of trials, best first.
+ *
+ * @param {readonly Valued[]} rows
+ * @param {boolean} maximize
+ * @param {number} percent above 0, at most 100
+ */
+export function top(rows, maximize, percent) {
+  const sorted = [...rows].sort((a, b) => (maximize ? b.value - a.value : a.value - b.value) || a.seq - b.seq);
+  return sorted.slice(0, Math.max(1, Math.ceil((sorted.length * percent) / 100)));
+}
+
+/**
+ * At most `most` of them, in their order, the first and last always among them.
+ *
+ * @template Item
+ * @param {readonly Item[]} items
+ * @param {number} [most]
+ * @returns {readonly Item[]}
+ */
+export function thinned(items, most = MOST_MARKS) {
+  if (items.length <= most) return items;
+  return Array.from({ length: most }, (_, i) => /** @type {Item} */ (items[Math.round((i * (items.length - 1)) / (most - 1))]));
+}
+
+/**
+ * @typedef {object} Axis
+ * @property {string} name
+ * @property {{at: number, label: string}[]} ticks  from 0 (bottom) to 1
+ * @property {(value: Simple | undefined) => number | null} place  null: the trial has no such value
+ */
+
+/**
+ * The axis of a parameter: numbers by their size, or by their logarithm when they span a thousandfold, and anything else by
+ * word. Null: it has one value alone, or too many words.
+ *
+ * @param {string} name
+ * @param {readonly (Simple | undefined)[]} values
+ * @returns {Axis | null}
+ */
+export function axisOf(name, values) {
+  const present = values.filter((value) => value !== undefined);
+  if (present.length > 0 && present.every((value) => typeof value === "number")) {
+    return numericAxis(name, /** @type {number[]} */ (present));
+  }
+  const words = [...new Set(present.map(String))].sort();
+  if (words.length < 2 || words.length > MOST_WORDS) return null;
+  const at = new Map(words.map((word, index) => [word, index / (words.length - 1)]));
+  return {
+    name,
+    ticks: words.map((word) => ({ at: at.get(word) ?? 0, label: word })),
+    place: (value) => (value === undefined ? null : (at.get(String(value)) ?? null)),
+  };
+}
+
+/**
+ * @param {string} name
+ * @param {number[]} values
+ * @returns {Axis | null}
+ */
+function numericAxis(name, values) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (!(low < high) || !Number.isFinite(high - low)) return null;
+  const isLog = isSpread(low, high);
+  const scale = isLog ? Math.log : (/** @type {number} */ value) => value;
+  const back = isLog ? Math.exp : scale;
+  const from = scale(low);
+  const span = scale(high) - from;
+  return {
+    name,
+    ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, label: shown(at === 0 ? low : at === 1 ? high : brief(back(from + at * span))) })),
+    place: (value) => (typeof value === "number" ? (scale(value) - from) / span : null),
+  };
+}
+
+/**
+ * Whether numbers are better shown by their logarithms.
+ *
+ * @param {number} low
+ * @param {number} high
+ */
+export function isSpread(low, high) {
+  return low > 0 && high / low >= 1000;
+}
+
+/** @param {number} value */
+function brief(value) {
+  return Number(value.toPrecision(3));
+}
+
+/**
+ * @typedef {object} Parallel
+ * @property {Axis[]} axes  the last is the result
+ * @property {(number | null)[][]} shades  of each shade, worst first, the heights of its lines at all axes, each line ended by null
+ */
+
+/**
+ * Parallel coordinates: a line for each trial, from parameter to parameter to its result.
+ *
+ * @param {readonly Valued[]} rows  the lines
+ * @param {readonly Valued[]} all  what the axes span
+ * @param {readonly string[]} names
+ * @returns {Parallel}
+ */
+export function parallel(rows, all, names) {
+  const axes = names
+    .map((name) => axisOf(name, all.map((row) => flat(row.parameters).get(name))))
+    .filter((axis) => axis !== null);
+  const result = axisOf("default metric", all.map((row) => row.value));
+  if (result !== null) axes.push(result);
+  /** @type {(number | null)[][]} */
+  const shades = Array.from({ length: SHADES }, () => []);
+  const values = rows.map((row) => row.value).sort((a, b) => a - b);
+  for (const row of rows) {
+    const parameters = flat(row.parameters);
+    const shade = shades[Math.min(SHADES - 1, Math.floor((rank(values, row.value) / values.length) * SHADES))];
+    for (const axis of axes) shade?.push(axis.place(axis === result ? row.value : parameters.get(axis.name)));
+    shade?.push(null);
+  }
+  return { axes, shades };
+}
+
+/**
+ * How many of these sorted numbers are smaller.
+ *
+ * @param {readonly number[]} sorted
+ * @param {number} value
+ */
+function rank(sorted, value) {
+  let low = 0;
+  let high = sorted.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (/** @type {number} */ (sorted[middle]) < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/**
+ * The number that a reported metric has under a name: a dict's entry, or, as "default", the metric itself. Null: it has none.
+ *
+ * @param {string} data JSON text inside JSON, as the API has it
+ * @param {string} name
+ */
+export function metricIn(data, name) {
+  const metric = read(data);
+  const value = isDict(metric) ? metric[name] : name === "default" ? metric : null;
+  return typeof value === "number" && Number.isFinite(value) ? value : null;
+}
+
+/**
+ * The names under which a reported metric has numbers.
+ *
+ * @param {string} data
+ */
+export function metricNames(data) {
+  const metric = read(data);
+  if (!isDict(metric)) return ["default"];
+  return Object.keys(metric).filter((name) => typeof metric[name] === "number");
+}
+
+/**
+ * @param {unknown} value
+ * @returns {value is {[name: string]: unknown}}
+ */
+function isDict(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/**
+ * @param {string} data
+ * @returns {unknown}
+ */
+function read(data) {
+  try {
+    const text = JSON.parse(data);
+    return typeof text === "string" ? JSON.parse(text) : text;
+  } catch {
+    return null; // NaN, or what was no JSON to begin with
+  }
+}

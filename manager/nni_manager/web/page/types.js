@@ -1,0 +1,143 @@
+/**
+ * What the manager's HTTP API says, as far as the page reads it. Times are milliseconds since the epoch.
+ *
+ * @typedef {{[name: string]: unknown}} Parameters
+ *
+ * @typedef {object} Row  A trial in lists; a changed trial comes as a new object.
+ * @property {string} id
+ * @property {number} seq
+ * @property {string} state  the manager's word, such as CLOSING
+ * @property {string} status  NNI's word for it
+ * @property {Parameters} parameters
+ * @property {number | null} value  the final result, or the number in it
+ * @property {number | null} latest  the newest intermediate result
+ * @property {number} count  of intermediate results
+ * @property {number | null} submit
+ * @property {number | null} start
+ * @property {number | null} end
+ * @property {string | null} reason  why it ended
+ * @property {number | null} exitCode
+ * @property {string} message
+ * @property {number | null} attempt
+ * @property {boolean} customized
+ * @property {string[]} [keys]  the names in a result that is a dict
+ * @property {true} [cut]  long values of parameters are cut; the trial itself has all of them
+ *
+ * @typedef {object} UsageFigures
+ * @property {number} cpuPercent
+ * @property {number} rssBytes
+ * @property {number} diskBytes
+ * @property {{index: number, utilisationPercent: number, memoryUsedBytes: number}[]} gpus
+ *
+ * @typedef {UsageFigures & {attempt: number, task: string, timestamp: number}} UsageSample
+ *
+ * @typedef {object} Trial  All that is known of one.
+ * @property {string} id
+ * @property {number} sequenceId
+ * @property {string} state
+ * @property {string} status
+ * @property {string} [jobId]
+ * @property {string} [logPath]
+ * @property {string} [link]
+ * @property {number} [submitTime]
+ * @property {number} [startTime]
+ * @property {number} [endTime]
+ * @property {Parameters} parameters
+ * @property {number | null} value
+ * @property {{data: string}[]} [finalMetricData]
+ * @property {string | null} reason
+ * @property {number | null} exitCode
+ * @property {string} message
+ * @property {string} warning
+ * @property {number | null} attempt
+ * @property {number} retries
+ * @property {boolean} isCustomized
+ * @property {number} intermediateCount
+ * @property {{peak: UsageFigures, latest: UsageFigures | null} | null} usage
+ * @property {string | null} road
+ * @property {number | null} lastContactAgoS
+ *
+ * @typedef {object} Summary
+ * @property {string} id
+ * @property {string} name
+ * @property {string} status
+ * @property {string[]} errors
+ * @property {string} problem
+ * @property {{[status: string]: number}} counts
+ * @property {number} trialCount
+ * @property {number | null} maxTrialNum
+ * @property {number} trialConcurrency
+ * @property {number} elapsedS
+ * @property {number | null} maxExecDurationS
+ * @property {string} optimizeMode
+ * @property {Trial | null} best
+ * @property {Trial[]} top
+ * @property {Trial[]} latestFailures
+ * @property {Trial | null} latestWithoutResult
+ * @property {number} keepers
+ * @property {boolean} readOnly
+ * @property {number | null} startTime
+ * @property {number | null} endTime
+ *
+ * @typedef {object} Changes
+ * @property {string} version
+ * @property {boolean} reset  whether `trials` are all there are
+ * @property {Summary} summary
+ * @property {Row[]} trials
+ *
+ * @typedef {object} Profile
+ * @property {string} id
+ * @property {string} logDir
+ * @property {ProfileParams} params
+ *
+ * @typedef {object} ProfileParams
+ * @property {string} [experimentName]
+ * @property {string} [description]
+ * @property {number} trialConcurrency
+ * @property {number} [maxExecDuration]
+ * @property {number} [maxTrialNum]
+ * @property {number} [maxTrialDuration]
+ * @property {string} trainingServicePlatform
+ * @property {{builtinTunerName: string, classArgs?: unknown}} tuner
+ * @property {{command: string, codeDir: string, gpuNum?: number}} trial
+ *
+ * @typedef {object} Metric  One record; `data` is JSON text inside JSON.
+ * @property {number} timestamp
+ * @property {string} trialJobId
+ * @property {string} type
+ * @property {number} sequence
+ * @property {string} data
+ *
+ * @typedef {{size: number, from: number, text: string, next: number}} LogPiece
+ *
+ * @typedef {object} Attempt
+ * @property {number} attempt
+ * @property {{task: string, streams: {[stream: string]: number}}[]} tasks
+ *
+ * @typedef {object} Job
+ * @property {string} jobId
+ * @property {string[]} trialIds  the newest
+ * @property {number} [trialCount]
+ * @property {number | null} [created]
+ * @property {number | null} [ended]
+ * @property {string} state
+ * @property {string | null} road
+ * @property {number | null} lastContactAgoS
+ * @property {{task: string, version: string, address?: string}[]} keepers
+ * @property {string | null} [link]
+ *
+ * @typedef {object} KnownExperiment
+ * @property {string} id
+ * @property {string} [experimentName]
+ * @property {string} status
+ * @property {string} [platform]
+ * @property {number} [startTime]
+ * @property {number} [endTime]
+ * @property {number | null} [port]
+ * @property {number | null} [viewPort]
+ * @property {string} [url]
+ * @property {string} [problem]
+ * @property {boolean} [here]
+ */
+
+export {};

@@ -1,0 +1,202 @@
+/**
+ * Charts, drawn by plotly. It is loaded when the first chart is to be seen: tables do not wait for it. Only its SVG traces are
+ * used, since those on WebGL need `eval`, which this page forbids.
+ */
+
+import { h, say } from "../dom.js";
+import { plain } from "../plain.js";
+
+/**
+ * @typedef {{[name: string]: any}} Figure  of plotly: a trace, or a layout
+ * @typedef {object} Plotly
+ * @property {(element: HTMLElement, traces: Figure[], layout: Figure, config: Figure) => Promise<unknown>} react
+ * @property {(element: HTMLElement) => void} purge
+ * @property {{resize: (element: HTMLElement) => void}} Plots
+ */
+
+const SOURCE = "/page/plotly.min.js";
+/** A chart of an experiment that runs is drawn so often at most, */
+const DRAW_EVERY_MS = 1500;
+/** and so many times as long as a drawing takes lie between two: however many trials, the page stays free for its reader. */
+const REST_PER_DRAWING = 10;
+/** Of no use here, or (sending a chart to a server) not wanted. */
+const NO_BUTTONS = ["lasso2d", "select2d", "autoScale2d", "sendDataToCloud"];
+
+/** @type {Promise<Plotly> | null} */
+let loading = null;
+
+/** @returns {Promise<Plotly>} */
+function plotly() {
+  loading ??= new Promise((resolve, reject) => {
+    const script = h("script", { src: SOURCE });
+    script.addEventListener("load", () => resolve(/** @type {any} */ (window).Plotly));
+    script.addEventListener("error", () => {
+      loading = null;
+      script.remove();
+      reject(new Error("cannot load charts"));
+    });
+    document.head.append(script);
+  });
+  return loading;
+}
+
+/**
+ * The colours of style.css as they are now, in the theme that the reader has.
+ *
+ * @returns {{[name: string]: string}}
+ */
+export function colours() {
+  const names = ["text", "muted", "line", "surface", "accent", "good", "bad", "warn", "quiet",
+    ...Array.from({ length: 8 }, (_, index) => `series-${index}`), "shade-low", "shade-high"];
+  const probe = h("span", { class: "unseen" });
+  document.body.append(probe);
+  const found = Object.fromEntries(names.map((name) => {
+    probe.style.color = `var(--${name})`;
+    return [name, getComputedStyle(probe).color];
+  }));
+  probe.remove();
+  return found;
+}
+
+/**
+ * A text for plotly, which reads a few tags in labels: none of them is ours to give.
+ *
+ * @param {string} text
+ */
+export function label(text) {
+  return plain(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/**
+ * One chart in the page, which draws itself anew when the theme changes.
+ *
+ * `build` is asked for the traces and the layout whenever it is time to draw, and for what the chart says in words.
+ *
+ * @typedef {{traces: Figure[], layout?: Figure, words: string}} Drawing
+ */
+export class Chart {
+  /** @type {(() => Drawing | null) | null} */
+  #build = null;
+  #isGone = false;
+  #isVisible = false;
+  #isStale = false;
+  #drawnAtMs = 0;
+  #drawingMs = 0;
+  /** @type {number | undefined} */
+  #timer;
+
+  /**
+   * @param {string} title
+   * @param {{test?: string, note?: string, height?: number}} [options]  `note`: what is said while there is nothing to draw
+   */
+  constructor(title, { test = "chart", note = "Nothing to draw yet.", height = 300 } = {}) {
+    this.note = note;
+    this.title = title;
+    this.plot = h("div", { class: "plot" });
+    this.plot.style.height = `${height}px`;
+    this.words = h("figcaption", {}, note);
+    this.element = h("figure", { class: "chart", "data-test": test, "aria-label": title }, this.plot, this.words);
+    this.plot.hidden = true;
+    this.seen = new IntersectionObserver((entries) => {
+      this.#isVisible = entries.some((entry) => entry.isIntersecting);
+      if (this.#isVisible && this.#isStale) this.#soon();
+    });
+    this.seen.observe(this.element);
+    this.redraw = () => this.#later();
+    addEventListener("themechange", this.redraw);
+  }
+
+  /**
+   * Draw this, now or when it can be seen.
+   *
+   * @param {() => Drawing | null} build  null: there is nothing to draw
+   */
+  draw(build) {
+    this.#build = build;
+    this.#later();
+  }
+
+  #later() {
+    this.#isStale = true;
+    if (this.#isVisible) this.#soon();
+  }
+
+  #soon() {
+    if (this.#timer !== undefined) return;
+    const rest = Math.max(DRAW_EVERY_MS, this.#drawingMs * REST_PER_DRAWING);
+    const wait = Math.max(0, this.#drawnAtMs + rest - performance.now());
+    this.#timer = window.setTimeout(() => {
+      this.#timer = undefined;
+      void this.#drawNow();
+    }, this.#drawnAtMs === 0 ? 0 : wait);
+  }
+
+  async #drawNow() {
+    if (this.#isGone || this.#build === null) return;
+    this.#isStale = false;
+    const drawing = this.#build();
+    say(this.words, drawing === null ? this.note : drawing.words);
+    this.plot.hidden = drawing === null;
+    if (drawing === null) return;
+    let library;
+    try {
+      library = await plotly();
+    } catch {
+      this.plot.hidden = true;
+      say(this.words, `${drawing.words} The chart itself cannot be drawn: the library for charts did not load. If this stays, `
+        + "install it where the manager runs: pip install plotly.");
+      return;
+    }
+    if (this.#isGone) return;
+    const beganAtMs = performance.now();
+    await library.react(this.plot, drawing.traces, layoutOf(drawing.layout ?? {}), {
+      displaylogo: false, responsive: true, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
+    });
+    this.#drawnAtMs = performance.now();
+    this.#drawingMs = this.#drawnAtMs - beganAtMs;
+  }
+
+  /** Let go of it: plotly keeps what it drew until it is told. */
+  destroy() {
+    this.#isGone = true;
+    clearTimeout(this.#timer);
+    this.seen.disconnect();
+    removeEventListener("themechange", this.redraw);
+    if (loading !== null) void loading.then((library) => library.purge(this.plot), () => undefined);
+    this.element.remove();
+  }
+}
+
+/** @param {Figure} own */
+function layoutOf(own) {
+  const colour = colours();
+  const axis = {
+    gridcolor: colour["line"], linecolor: colour["line"], zerolinecolor: colour["line"], automargin: true,
+    exponentformat: "e", tickfont: { size: 11 }, title: { font: { size: 12 }, standoff: 8 },
+  };
+  return {
+    autosize: true,
+    margin: { l: 56, r: 16, t: 12, b: 44 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: 12, color: colour["text"] },
+    hoverlabel: { align: "left", font: { size: 12 } },
+    showlegend: false,
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
+    // What the reader has zoomed to stays when new results come.
+    uirevision: "same",
+    modebar: { color: colour["muted"], activecolor: colour["accent"], bgcolor: "rgba(0,0,0,0)" },
+    ...own,
+    xaxis: merge(axis, own["xaxis"]),
+    yaxis: merge(axis, own["yaxis"]),
+  };
+}
+
+/**
+ * @param {Figure} base
+ * @param {Figure | undefined} own
+ */
+function merge(base, own = {}) {
+  const title = typeof own["title"] === "string" ? { ...base["title"], text: own["title"] } : base["title"];
+  return { ...base, ...own, title };
+}

@@ -1,0 +1,108 @@
+/** Questions, forms and short notices. A dialog is the browser's own: it keeps the focus, and escape closes it. */
+
+import { h } from "../dom.js";
+
+/** @import { Child } from "../dom.js" */
+
+/**
+ * Show a dialog; resolves when it is closed.
+ *
+ * @param {string} title
+ * @param {(Child | Child[])[]} content
+ * @param {{isWide?: boolean}} [options]
+ * @returns {{element: HTMLDialogElement, closed: Promise<void>}}
+ */
+export function openDialog(title, content, { isWide = false } = {}) {
+  const close = h("button", { type: "button", class: "quiet close", "aria-label": "Close", click: () => dialog.close() }, "×");
+  const dialog = h("dialog", { "data-test": "dialog", class: isWide ? "wide" : null, "aria-label": title },
+    h("header", {}, h("h2", {}, title), close), h("div", { class: "content" }, ...content));
+  document.body.append(dialog);
+  dialog.showModal();
+  const closed = new Promise((/** @type {(_: void) => void} */ resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve();
+    });
+  });
+  return { element: dialog, closed };
+}
+
+/**
+ * Ask before something that cannot be undone.
+ *
+ * @param {string} title
+ * @param {string} text  what will happen
+ * @param {string} yes  what the button says
+ * @returns {Promise<boolean>}
+ */
+export async function confirm(title, text, yes) {
+  let isSure = false;
+  const { element, closed } = openDialog(title, [
+    h("p", {}, text),
+    h("div", { class: "buttons" },
+      h("button", { type: "button", "data-test": "confirm-no", autofocus: true, click: () => element.close() }, "Cancel"),
+      h("button", { type: "button", class: "danger", "data-test": "confirm-yes", click: () => {
+        isSure = true;
+        element.close();
+      } }, yes)),
+  ]);
+  await closed;
+  return isSure;
+}
+
+/** @type {HTMLElement | null} */
+let toasts = null;
+const NOTICE_MS = 6000;
+
+/**
+ * Say something at the edge of the page, for the eye and for a screen reader.
+ *
+ * @param {string} text
+ * @param {"good" | "bad"} [look]
+ */
+export function notify(text, look = "good") {
+  if (toasts === null) {
+    toasts = h("div", { class: "toasts", role: "status", "aria-live": "polite" });
+    document.body.append(toasts);
+  }
+  const toast = h("div", { class: `toast ${look}`, "data-test": "toast" }, text);
+  toasts.append(toast);
+  // A refusal is read more slowly than "done".
+  setTimeout(() => toast.remove(), look === "bad" ? NOTICE_MS * 2 : NOTICE_MS);
+}
+
+/**
+ * Do something that the manager may refuse, and say what came of it.
+ *
+ * @param {() => Promise<unknown>} action
+ * @param {string} [done]
+ * @returns {Promise<boolean>} whether it was done
+ */
+export async function attempt(action, done) {
+  try {
+    await action();
+  } catch (error) {
+    notify(error instanceof Error ? error.message : String(error), "bad");
+    return false;
+  }
+  if (done !== undefined) notify(done);
+  return true;
+}
+
+/**
+ * Put text on the clipboard; where a browser does not allow it, show the text to be copied by hand.
+ *
+ * @param {string} text
+ * @param {string} done
+ */
+export async function copy(text, done) {
+  try {
+    await navigator.clipboard.writeText(text);
+    notify(done);
+  } catch {
+    const area = h("textarea", { readonly: true, rows: 12, "aria-label": "Text to copy" });
+    area.value = text;
+    openDialog("Copy this", [area]);
+    area.select();
+  }
+}

@@ -1,0 +1,106 @@
+/** Small pieces that several pages show. */
+
+import { h, link } from "../dom.js";
+import { count, moment, momentWithZone, number, stateLook, stateWord } from "../format.js";
+import { flat, oneLine, shown } from "../parameters.js";
+import { plain, short } from "../plain.js";
+
+/** @import { Child } from "../dom.js" */
+/** @import { Parameters } from "../types.js" */
+
+/**
+ * A state as a word with a look.
+ *
+ * @param {string} state
+ */
+export function badge(state) {
+  return h("span", { class: "badge", "data-look": stateLook(state) }, stateWord(state));
+}
+
+/**
+ * Names with what they are; a null value leaves its name out.
+ *
+ * @param {[string, Child][]} entries
+ */
+export function facts(entries) {
+  return h("dl", { class: "facts" }, entries
+    .filter(([, value]) => value !== null && value !== undefined && value !== false && value !== "")
+    .flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+}
+
+/**
+ * A moment in the reader's zone, which a pointer shows the name of.
+ *
+ * @param {number | null | undefined} ms
+ */
+export function time(ms) {
+  if (ms === null || ms === undefined) return null;
+  return h("time", { datetime: new Date(ms).toISOString(), title: momentWithZone(ms) }, moment(ms));
+}
+
+/**
+ * A link to a trial in the list of trials.
+ *
+ * @param {string} id
+ * @param {string} [text]
+ */
+export function trialLink(id, text = id) {
+  return link(`/detail#trial=${encodeURIComponent(id)}`, {}, text);
+}
+
+/**
+ * Parameters as a table, for an open row.
+ *
+ * @param {Parameters} parameters
+ */
+export function parameterTable(parameters) {
+  const rows = [...flat(parameters)].map(([name, value]) =>
+    h("tr", {}, h("th", { scope: "row" }, short(name, 200)), h("td", {}, short(shown(value), 2000))));
+  if (rows.length === 0) return h("p", { class: "muted" }, "This trial has no parameters.");
+  return h("table", { class: "plain", "data-test": "parameters" }, h("caption", { class: "unseen" }, "Parameters"), h("tbody", {}, rows));
+}
+
+/**
+ * The best trials with their parameters.
+ *
+ * @param {{id: string, sequenceId: number, value: number | null, parameters: Parameters}[]} trials
+ */
+export function topTable(trials) {
+  const head = ["Rank", "Trial", "Default metric", "Parameters"].map((title, index) =>
+    h("th", { scope: "col", class: index === 2 ? "number" : null }, title));
+  const rows = trials.map((trial, index) => h("tr", {},
+    h("td", {}, count(index + 1)),
+    h("td", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`)),
+    h("td", { class: "number" }, number(trial.value)),
+    h("td", { class: "grow" }, short(oneLine(trial.parameters), 300))));
+  return h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of top trials" },
+    h("table", { class: "plain lines", "data-test": "top-trials" },
+      h("caption", { class: "unseen" }, "Top trials"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
+}
+
+/**
+ * A heading with its content in a box.
+ *
+ * @param {string} title
+ * @param {{class?: string, aside?: Child}} options
+ * @param {...(Child | Child[])} children
+ */
+export function card(title, options, ...children) {
+  return h("section", { class: `card ${options.class ?? ""}`, "aria-label": title },
+    h("header", {}, h("h2", {}, title), options.aside ?? null), ...children);
+}
+
+/**
+ * Something is wrong, and what to do about it.
+ *
+ * @param {string} title
+ * @param {string} text  may have many lines
+ * @param {string} [test]
+ */
+export function trouble(title, text, test) {
+  const lines = plain(text).trim().split("\n");
+  const rest = lines.slice(1).join("\n");
+  return h("div", { class: "trouble", "data-test": test ?? null },
+    h("strong", {}, title), h("p", {}, lines[0] ?? ""),
+    rest && h("details", { open: true }, h("summary", {}, "All of it"), h("pre", { tabindex: 0 }, rest)));
+}

@@ -1,0 +1,171 @@
+"""A job as each operator of Kubeflow has it: what is written down, and that Kubernetes and the operators understand it."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import kube_definitions as definitions
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from kube_kubelet import expanded
+
+from nni_manager.config.model import ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.domain.completion import TaskRole
+from nni_manager.training_services.kubeflow.operators import OPERATORS
+from nni_manager.training_services.kubernetes.render import as_in_containers, job_of
+from trial_keeper.settings import KeeperSettings
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kubeflow"
+SETTINGS = as_in_containers(KeeperSettings("EXPTexpt", "tRiAl", "/data/EXPTexpt", "c0ffee", trial_id="tRiAl"))
+REUSED = replace(SETTINGS, job_id="env-3", trial_id=None)
+LOGIN = Path("/home/ada/.docker/config.json")
+WORKER = RoleConfig("worker", 2, "torchrun train.py --lr $LR", "me/train:1", 1, 4, 8192, 512, LOGIN)
+OTHER = RoleConfig("ps", 1, "python3 serve.py", "me/serve:1", 0, 1, 1024)
+NFS, CLAIM = NfsStorage("10.0.0.1", "/var/nfs"), ClaimStorage(Path("/data"), "nni")
+CASES = {
+    "tf-operator": (KubernetesConfig("tf-operator", NFS, (WORKER, OTHER), "v1"), SETTINGS),
+    "pytorch-operator": (
+        KubernetesConfig(
+            "pytorch-operator", CLAIM, (WORKER, replace(OTHER, name="master")), "v1beta2", queue="team"
+        ),
+        REUSED,
+    ),
+    "trainjob": (
+        KubernetesConfig("trainjob", NFS, (WORKER,), "v1alpha1", runtime="torch-distributed", queue="team"),
+        SETTINGS,
+    ),
+    "job": (KubernetesConfig("job", CLAIM, (WORKER,), "v1", queue="team"), REUSED),
+}
+DEFINITIONS = {
+    "tf-operator": [definitions.tf_job()],
+    "pytorch-operator": [definitions.pytorch_job()],
+    "trainjob": [definitions.train_job("2.1"), definitions.train_job("2.2")],
+    "job": [],
+}
+
+
+def operator(word, **changed):
+    return OPERATORS[word](replace(CASES[word][0], **changed))
+
+
+def rendered(word, **changed):
+    return operator(word, **changed).render("team-a", CASES[word][1])
+
+
+def pods(job):
+    """The specification of each role's pods, as far as the job has them."""
+    spec = job["spec"]
+    replicas = spec.get("tfReplicaSpecs") or spec.get("pytorchReplicaSpecs")
+    if replicas:
+        return {name.lower(): each["template"] for name, each in replicas.items()}
+    if "template" in spec:
+        return {"worker": spec["template"]}
+    (override,) = spec["podTemplateOverrides"]
+    own = {"name": "node", **{key: spec["trainer"][key] for key in ("image", "command", "env")}}
+    (container,) = override["spec"]["containers"]
+    return {
+        "worker": {
+            "metadata": override["metadata"],
+            "spec": override["spec"] | {"containers": [own | container]},
+        }
+    }
+
+
+@pytest.mark.parametrize("word", CASES)
+def test_a_job_is_written_down_as_before(word):
+    golden = GOLDEN / f"{word}.json"
+    text = json.dumps(rendered(word), indent=1) + "\n"
+    if os.environ.get("WRITE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("word", CASES)
+def test_kubernetes_and_the_operator_know_every_field(word):
+    client = pytest.importorskip("kubernetes.client")
+    job = rendered(word)
+    for each in DEFINITIONS[word]:
+        (version,) = each["spec"]["versions"]
+        Draft202012Validator(version["schema"]["openAPIV3Schema"]).validate(job)
+    read_and_written = client.ApiClient().sanitize_for_serialization
+    for pod in pods(job).values():
+        assert read_and_written(client.V1PodSpec.from_dict(pod["spec"])) == pod["spec"]
+        assert read_and_written(client.V1ObjectMeta.from_dict(pod["metadata"])) == pod["metadata"]
+    if word == "job":
+        assert read_and_written(client.V1Job.from_dict(job)) == job
+
+
+@pytest.mark.parametrize("word", CASES)
+def test_names_and_labels_tell_whose_job_it_is_and_a_token_is_in_neither(word):
+    job, settings = rendered(word), CASES[word][1]
+    name = "nni-exp-exptexpt-trial-trial" if settings is SETTINGS else "nni-exp-exptexpt-env-3"
+    assert job["metadata"]["name"] == operator(word).name_of("EXPTexpt", settings.job_id) == name
+    assert job_of(job) == settings.job_id
+    assert {job_of(pod) for pod in pods(job).values()} == {settings.job_id}
+    assert "c0ffee" not in json.dumps(job)
+
+
+@pytest.mark.parametrize("word", [word for word in CASES if CASES[word][0].queue])
+def test_a_queue_is_a_label_of_the_job_and_one_that_the_cluster_has_to_have(word):
+    assert rendered(word)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert "kueue.x-k8s.io/queue-name" not in rendered(word, queue=None)["metadata"]["labels"]
+    assert ("LocalQueue", "team") in [(resource.kind, name) for resource, name in operator(word).things]
+
+
+def test_a_runtime_is_the_whole_clusters_or_the_namespaces():
+    (_, (of_all, name)), ((own, own_name),) = (
+        operator("trainjob").things,
+        operator("trainjob", runtime="TrainingRuntime/mine", queue=None).things,
+    )
+    assert (of_all.path("a", name), own.path("a", own_name)) == (
+        "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/torch-distributed",
+        "/apis/trainer.kubeflow.org/v1alpha1/namespaces/a/trainingruntimes/mine",
+    )
+    job = rendered("trainjob", runtime="TrainingRuntime/mine")
+    assert job["spec"]["runtimeRef"]["kind"] == "TrainingRuntime"
+
+
+def test_the_file_says_in_which_version_resources_are():
+    assert rendered("pytorch-operator")["apiVersion"] == "kubeflow.org/v1beta2"
+    assert rendered("tf-operator")["apiVersion"] == "kubeflow.org/v1"
+    assert rendered("job")["apiVersion"] == "batch/v1"
+
+
+@pytest.mark.parametrize(
+    ("word", "roles"),
+    [
+        ("tf-operator", (TaskRole("worker", 2, 1, 2), TaskRole("ps", 1, 1, -1))),
+        ("pytorch-operator", (TaskRole("worker", 2, 1, -1), TaskRole("master", 1, 1, 1))),
+        ("trainjob", (TaskRole("worker", 2, 1, 2),)),
+        ("job", (TaskRole("worker", 2, 1, 2),)),
+    ],
+)
+def test_a_trial_is_over_when_the_operators_job_is(word, roles):
+    assert operator(word).completion.roles == roles
+
+
+@pytest.mark.parametrize("word", CASES)
+def test_a_keeper_has_time_to_stop_its_trial_and_to_tell_of_it(word):
+    for pod in pods(rendered(word)).values():
+        known = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        grace_s = float(known["TRIAL_KEEPER_GRACE_S"])
+        assert pod["spec"].get("terminationGracePeriodSeconds", 30) >= grace_s + 15
+
+
+@example("echo $$ $(TRIAL_KEEPER_JOB_ID) $$(date) $HOME")
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1))
+def test_each_roles_command_reaches_its_keeper_as_it_was_written(command):
+    for word, (config, settings) in CASES.items():
+        roles = tuple(replace(role, command=f"{role.name}{command}") for role in config.roles)
+        for name, pod in pods(rendered(word, roles=roles)).items():
+            known = {}
+            for entry in pod["spec"]["containers"][0]["env"]:
+                if "value" in entry:
+                    known[entry["name"]] = expanded(entry["value"], known)
+            known["TRIAL_KEEPER_TOKEN"] = settings.token
+            read = KeeperSettings.from_environ(known)
+            assert (read.command, read.role) == (f"{name}{command}", name)

@@ -1,0 +1,116 @@
+"""What Kubeflow, its Trainer and Kubernetes say of jobs, in our words."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.training_services.kubeflow.operators import OPERATORS
+from nni_manager.training_services.kubernetes.operator import SUCCESS, Stage
+from trial_keeper.wire.reasons import ExitReason
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes"
+ROLES = (RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100),)
+
+
+def operator(word, queue=None):
+    config = KubernetesConfig(word, NfsStorage("nas", "/nni"), ROLES, "v1", queue=queue, runtime="r")
+    return OPERATORS[word](config)
+
+
+def job(*conditions, **status):
+    met = [
+        {"type": each[0], "status": each[1], "message": "".join(each[2:]), "reason": f"Job{each[0]}"}
+        for each in conditions
+    ]
+    return {"metadata": {"name": "j"}, "status": {"conditions": met, **status}}
+
+
+def failed(code=None, reason="Error", ended_at="2026-01-01T00:00:02Z"):
+    ended = [] if code is None else [{"exitCode": code, "reason": reason, "finishedAt": ended_at}]
+    statuses = [{"state": {"terminated": each}} for each in ended]
+    return {"status": {"phase": "Failed", "containerStatuses": statuses}}
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "stages"),
+    [
+        ("tfjob_that_succeeds", "tf-operator", ["WAITING"] * 3 + ["RUNNING"] + ["ENDED"] * 3),
+        ("pytorchjob_that_fails", "pytorch-operator", ["WAITING"] * 2 + ["RUNNING"] + ["ENDED"] * 2),
+    ],
+)
+def test_every_recorded_status_is_a_stage(name, word, stages):
+    rows = json.loads((GOLDEN / f"{name}.json").read_text())["jobs"]
+    assert [operator(word).stage_of(job(*row[1])).name for row in rows] == stages
+
+
+@pytest.mark.parametrize(
+    ("word", "document", "stage"),
+    [
+        ("tf-operator", {"metadata": {}}, Stage.WAITING),
+        # Neither the end of before nor a pause of the operator's own is an end.
+        ("tf-operator", job(("Running", "False"), ("Restarting", "True")), Stage.RUNNING),
+        ("pytorch-operator", job(("Running", "True"), ("Restarting", "False")), Stage.RUNNING),
+        ("pytorch-operator", job(("Created", "True"), ("Suspended", "True")), Stage.WAITING),
+        ("pytorch-operator", job(("SomethingNew", "True")), Stage.WAITING),
+        ("job", job(active=1, ready=0), Stage.WAITING),
+        ("job", job(active=1, ready=1), Stage.RUNNING),
+        ("job", job(("SuccessCriteriaMet", "True"), succeeded=1), Stage.RUNNING),
+        ("job", job(("SuccessCriteriaMet", "True"), ("Complete", "True"), succeeded=1), Stage.ENDED),
+        ("job", job(("FailureTarget", "True"), ("Failed", "True"), failed=1), Stage.ENDED),
+        ("trainjob", job(("Suspended", "True")), Stage.WAITING),
+        ("trainjob", job(jobsStatus=[{"name": "model-initializer", "succeeded": 1}]), Stage.WAITING),
+        ("trainjob", job(("Suspended", "False"), jobsStatus=[{"name": "node", "ready": 1}]), Stage.RUNNING),
+        ("trainjob", job(("Complete", "True"), jobsStatus=[{"name": "node", "ready": 0}]), Stage.ENDED),
+    ],
+)
+def test_a_job_is_as_far_as_its_conditions_and_counts_say(word, document, stage):
+    assert operator(word).stage_of(document) is stage
+
+
+def test_an_end_is_that_of_the_pod_that_failed_first():
+    document = job(("Failed", "True", "PyTorchJob j is failed because 1 Master replica(s) failed."))
+    pods = {"a": failed(143), "b": failed(3, ended_at="2026-01-01T00:00:01Z"), "c": {"status": {}}}
+    verdict = operator("pytorch-operator").verdict_of(document, pods)
+    assert (verdict.exit_code, verdict.pod, verdict.reason) == (3, "b", ExitReason.KEEPER_LOST)
+    assert verdict.message == (
+        "Kubeflow says of PyTorchJob j: PyTorchJob j is failed because 1 Master replica(s) failed."
+    )
+    assert not verdict.awaits_pod
+
+
+def test_a_pod_that_the_operator_ended_in_the_same_second_decided_nothing():
+    ended = failed(143) | {"metadata": {"deletionTimestamp": "2026-01-01T00:00:32Z"}}
+    verdict = operator("job").verdict_of(job(("Failed", "True")), {"a": ended, "b": failed(3)})
+    assert (verdict.exit_code, verdict.pod) == (3, "b")
+
+
+def test_memory_that_was_full_is_the_reason():
+    pods = {"a": failed(137, "OOMKilled")}
+    verdict = operator("job").verdict_of(job(("Failed", "True")), pods)
+    assert (verdict.exit_code, verdict.reason) == (137, ExitReason.OUT_OF_MEMORY)
+    assert verdict.message == "Kubernetes says of Job j: JobFailed"
+
+
+def test_a_pod_that_failed_as_a_whole_has_no_exit_code():
+    verdict = operator("job").verdict_of(job(("Failed", "True")), {"a": failed()})
+    assert (verdict.exit_code, verdict.pod) == (None, "a")
+
+
+def test_a_failure_of_which_no_pod_is_seen_is_worth_a_moments_wait():
+    verdict = operator("trainjob").verdict_of(
+        job(("Failed", "True")), {"a": {"status": {"phase": "Running"}}}
+    )
+    assert (verdict.exit_code, verdict.pod, verdict.awaits_pod) == (None, None, True)
+
+
+def test_a_job_that_succeeded_has_nothing_to_say():
+    assert operator("tf-operator").verdict_of(job(("Succeeded", "True")), {"a": failed(1)}) == SUCCESS
+
+
+def test_a_suspended_job_says_who_holds_it():
+    waits = job(("Suspended", "True"))
+    assert "kubectl describe localqueue team" in operator("job", "team").why_it_waits(waits)
+    assert operator("job").why_it_waits(waits).startswith("Job is suspended")
+    assert operator("job", "team").why_it_waits(job(("Suspended", "False"))) == ""
