@@ -18,7 +18,7 @@ import { trials } from "./pages/trials.js";
 const PAGES = { "/oview": overview, "/detail": trials, "/experiment": experiments, "/jobs": jobs, "/enter": enter };
 const NAVIGATION = [["/oview", "Overview", "nav-overview"], ["/detail", "Trials", "nav-trials"], ["/experiment", "Experiments", "nav-experiments"], ["/jobs", "Jobs", "nav-jobs"]];
 /** @type {{[state in Connection]: string}} */
-const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", silent: "Not connected", locked: "Locked" };
+const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", resting: "Live", silent: "Not connected", locked: "Locked" };
 const THEMES = ["system", "light", "dark"];
 const THEME_KEY = "trial-keeper-theme";
 
@@ -79,7 +79,7 @@ function show() {
   }
   page = make(context);
   document.title = `${page.title} · ${plain(live.summary?.name || live.summary?.id || "trial-keeper")}`;
-  fill(main, page.element);
+  fill(main, h("h1", { class: "unseen" }, page.title), page.element);
   if (live.summary !== null) {
     requestAnimationFrame(() => {
       if (document.documentElement.dataset["ready"] === undefined) performance.mark("usable");
@@ -90,7 +90,7 @@ function show() {
 
 function locked() {
   return h("div", { class: "page narrow", "data-test": "locked" }, h("section", { class: "card" },
-    h("h2", {}, "This page needs a link of yours"),
+    h("h1", {}, "This page needs a link of yours"),
     h("p", {}, "Run ", h("code", {}, "nnictl webui url"), " where the experiment was created, and open the link that it prints. It lets in this browser alone."),
     h("p", { class: "muted" }, "Once you are let in, in this or another tab, this page goes on by itself.")));
 }
@@ -146,7 +146,8 @@ function nextTheme() {
 }
 
 function tellTheme() {
-  say(theme, `Theme: ${chosenTheme()}`);
+  fill(theme, h("span", { class: "roomy" }, "Theme: "), chosenTheme());
+  setAttribute(theme, "aria-label", `Theme: ${chosenTheme()}`);
   dispatchEvent(new Event("themechange"));
 }
 
@@ -173,11 +174,9 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   go(anchor.pathname + anchor.hash);
 });
-document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) live.knock();
-});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tellTheme);
 
 tellTheme();
-live.start();
 route();
+// Who enters asks for nothing before being let in.
+if (path !== "/enter") live.start();
