@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -344,6 +345,9 @@ def test_beyond_this_machine_nnictl_speaks_https_and_nobody_has_to_tell_it_how(p
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "0.0.0.0")
     assert (done.returncode, done.stderr) == (0, "")
     assert "The API url is: https://127.0.0.1:" in done.stdout
+    links = done.stdout.split("The Web UI urls are: ")[1].splitlines()[0].split()
+    assert any(re.fullmatch(r"https://127\.0\.0\.1:[0-9]+/enter#[\w-]{43}", link) for link in links)
+    assert len({link.partition("#")[2] for link in links}) == 1
     assert done.stdout.split("Its certificate is: ")[1].split()[0].count(":") == 31
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert line["status"] == "RUNNING"
@@ -435,9 +439,9 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     name = created(place, nnictl)
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     served = nnictl("view", name).stdout
-    assert (
-        served
-        == f"INFO: Experiment {name} runs already: it is served at http://127.0.0.1:{line['port']}/api/v1/nni\n"
+    origin = f"http://127.0.0.1:{line['port']}"
+    assert served.startswith(
+        f"INFO: Experiment {name} runs already: it is served at {origin}/api/v1/nni\nThe Web UI urls are: {origin}/enter#"
     )
     os.kill(line["pid"], signal.SIGKILL)
 
@@ -450,9 +454,11 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     address = f"http://127.0.0.1:{port}/api/v1/nni"
     assert f"INFO: Experiment {name} is served at {address}, to be looked at and not changed" in viewed.stdout
     assert "VIEWED (was RUNNING)" in nnictl("experiment", "list").stdout
+    assert f"The Web UI urls are: http://127.0.0.1:{port}/enter#" in viewed.stdout
     assert (
-        nnictl("view", name).stdout
-        == f"INFO: Experiment {name} is viewed already: it is served at {address}\n"
+        nnictl("view", name)
+        .stdout.splitlines()[0]
+        .endswith(f"Experiment {name} is viewed already: it is served at {address}")
     )
     taken = nnictl("create", "--config", "config.yml", "--port", str(port))
     assert (

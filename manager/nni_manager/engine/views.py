@@ -12,6 +12,7 @@ from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import ExperimentConfig, without_secrets
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
+from nni_manager.domain.telling import telling_line
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.picture import Picture
@@ -134,6 +135,7 @@ _TRIALS_OF_JOB = 20
 def row_view(trial: Trial) -> dict[str, Any]:
     """What a table of all trials shows of one: small, and nothing that changes by itself."""
     parameters = {name: _cell(value) for name, value in trial.parameters.items()}
+    reason = trial.reason and trial.reason.value
     row = {
         "id": trial.trial_id,
         "seq": trial.sequence_id,
@@ -146,9 +148,9 @@ def row_view(trial: Trial) -> dict[str, Any]:
         "submit": _ms(trial.created_at_s),
         "start": _ms(trial.started_at_s),
         "end": _ms(trial.ended_at_s),
-        "reason": trial.reason and trial.reason.value,
+        "reason": reason,
         "exitCode": trial.exit_code,
-        "message": trial.message.strip().partition("\n")[0][:_LONGEST_MESSAGE],
+        "message": telling_line(reason or "", trial.message)[:_LONGEST_MESSAGE],
         "attempt": trial.attempt,
         "customized": trial.is_customized,
     }
