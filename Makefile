@@ -12,10 +12,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test golden faults hostile check fix proto bench quality images
+.PHONY: help demo test test-k8s golden faults hostile check fix proto bench quality images
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.installed-manager,examples ## run examples/digits to the end on the OpenPAI of this machine
 	@nnictl openpai status >/dev/null && was_running=1 || was_running=; \
@@ -26,6 +26,10 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 test: .venv/.installed-test ## run all tests
 	pytest -n 3 --dist loadscope
 
+# Their files are named, because to collect all tests takes longer than some of these.
+test-k8s: .venv/.installed-test ## the tests that run on any Kubernetes cluster, on that of KUBECONFIG; see CONTRIBUTING.md
+	TEST_KUBECONFIG="$${KUBECONFIG:-$$HOME/.kube/config}" pytest -m any_cluster $$(grep -rl --include='test_*.py' mark.any_cluster tests)
+
 golden: .venv/.installed-test ## write tests/golden/nnictl anew: what nnictl says, word by word
 	GOLDEN=write pytest -q tests/unit/test_cli_golden.py
 
@@ -35,7 +39,7 @@ hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connec
 faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them
 	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20))
 
-check: .venv/.installed-check ## format, lint, types, layers, protocol: all that CI checks besides tests
+check: .venv/.installed-check node_modules/.installed ## format, lint, types, layers, protocol, the page's code: all that CI checks besides tests
 	ruff format --check .
 	ruff check .
 	mypy
@@ -43,6 +47,8 @@ check: .venv/.installed-check ## format, lint, types, layers, protocol: all that
 	buf lint proto
 	proto/breaking.sh
 	proto/generate.sh --check
+	node_modules/.bin/tsc
+	node --test tests/page/*.test.js
 
 fix: .venv/.installed-check ## format the code and mend what the linter can mend
 	ruff format .
@@ -61,6 +67,12 @@ images: .venv/bin/pip ## build both images; BASE_IMAGE=... names what they are m
 	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trial_keeper/__init__.py); \
 	images/build.sh keeper trial-keeper:$$version $(BASE_IMAGE); \
 	images/build.sh manager trial-keeper-manager:$$version $(BASE_IMAGE)
+
+# What checks the page's own code. The page is served as it is written: neither users nor packages need this.
+node_modules/.installed: package-lock.json
+	@hash npm node 2>/dev/null || { echo "cannot check the web page: npm is missing; install Node.js 20 or later" >&2; exit 1; }
+	@npm ci --silent --no-audit --no-fund --ignore-scripts
+	@touch '$@'
 
 # pip comes last into a virtual environment: one that failed half-way is made again.
 .venv/bin/pip:

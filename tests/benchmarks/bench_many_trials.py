@@ -12,21 +12,17 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import optuna
+from made_experiment import NUMBERS, made_experiment
 from made_tuner import made_tuner
 from real_experiment import RealExperiment
 from table import Row, render
 
-from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import Registry
-from nni_manager.store.store import ExperimentRow, Store, TrialRow
 from nni_manager.tuner.base import PastTrial, Tuner
-from trial_keeper.wire.reasons import ExitReason
 
 LISTED = 10_000
 KNOWN = 1_000
 ROUNDS = 9
-NUMBERS = [f"x{number}" for number in range(8)]
 
 
 def listing(trials: int = LISTED, rounds: int = ROUNDS) -> list[Row]:
@@ -110,41 +106,9 @@ def _learn(tuner: Tuner, study: optuna.Study, random: Tuner, trials: int) -> Non
 
 def _an_experiment(folder: Path, trials: int) -> RealExperiment:
     """One that is over, as its manager left it, and that nnictl knows by the state folder in `folder`."""
-    experiment = RealExperiment(folder, "pass\n", maxTrialNum=trials)
-    experiment.create()
+    experiment = made_experiment(folder, trials)
     Registry(folder / "state" / "trial-keeper" / "experiments").add(experiment.folder)
-    store = Store(experiment.folder.database, experiment.folder.collected_logs)
-    now_s = time.time()
-    store.commit(
-        [
-            *(TrialRow.of(_a_trial(number, now_s)) for number in range(trials)),
-            ExperimentRow(ExperimentState.DONE, "", 60.0, now_s, keeper_has_matched=True),
-        ],
-        now_s,
-    )
-    store.close()
     return experiment
-
-
-def _a_trial(number: int, now_s: float) -> Trial:
-    value = number / 7
-    return Trial(
-        trial_id=f"{number:05d}",
-        sequence_id=number,
-        parameters=dict.fromkeys(NUMBERS, value),
-        memo={f"/{name}": value for name in NUMBERS},
-        created_at_s=now_s,
-        job_id=f"{number:05d}",
-        state=TrialState.SUCCEEDED,
-        attempt=0,
-        started_at_s=now_s,
-        ended_at_s=now_s + 1,
-        reason=ExitReason.SUCCEEDED,
-        exit_code=0,
-        final=str(value),
-        value=value,
-        reporter="main-0",
-    )
 
 
 def _run(command: list[str], environ: dict[str, str]) -> tuple[float, bytes]:

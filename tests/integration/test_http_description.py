@@ -129,7 +129,7 @@ def test_a_client_that_asks_whatever_it_likes_gets_what_the_description_promises
         ]
 
         @settings(
-            max_examples=15,
+            max_examples=10,
             database=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
@@ -150,6 +150,23 @@ def test_real_values_are_answered_as_described(served, description):
     for path, status in [
         (f"/trial-jobs/{served.trial}", 200),
         (f"/trial-jobs/{served.trial}/usage", 200),
+        (f"/trial-jobs/{served.trial}/attempts", 200),
+        (f"/trial-jobs/{served.trial}/log/stdout", 200),
+        (f"/trial-jobs/{served.trial}/log/keeper?from=-100&limit=50&attempt=0&task=main-0", 200),
+        (f"/trial-jobs/{served.trial}/log/stderr?attempt=0&task=..%2f..", 200),
+        (f"/trial-jobs/{served.trial}/log/metrics", 404),
+        (f"/trial-jobs/{served.trial}/log/stdout?limit=3", 400),
+        (f"/trial-jobs/{served.trial}/log/stdout?limit=262145", 400),
+        (f"/trial-jobs/{served.trial}/log/stdout?from=x", 400),
+        (f"/trial-jobs/{served.trial}/log/stdout?from=--1", 400),
+        (f"/trial-jobs/{served.trial}/log/stdout?from={'9' * 5000}", 400),
+        ("/trial-jobs/nobody/log/stdout", 404),
+        ("/trial-jobs/nobody/attempts", 404),
+        ("/importance?metric=%00", 200),
+        ("/changes?since=x", 200),
+        ("/jobs", 200),
+        ("/experiments", 200),
+        ("/configuration", 200),
         (f"/metric-data/{served.trial}?type=FINAL", 200),
         ("/metric-data-range/0/999999999999999999", 200),
         ("/metric-data-range/0/9999999999999999999", 400),
@@ -182,7 +199,7 @@ def test_methods_that_there_are_not_are_refused(served, description, verb):
     for path, methods in description["paths"].items():
         if verb.lower() in methods:
             continue
-        response = served.ask(path.format(trial_id=served.trial, first=0, last=1), verb)
+        response = served.ask(path.format(trial_id=served.trial, stream="stdout", first=0, last=1), verb)
         assert response.status_code == 405
         assert response.json()["error"].startswith("cannot ")
 
@@ -238,9 +255,30 @@ def test_bodies_that_are_garbage_change_nothing(served, body):
     assert status in {None, 400, 409, 411, 413, 501}
 
 
+def test_what_the_page_shows_of_a_trial_is_all_there(served):
+    (attempt,) = served.ask(f"{ROOT}/trial-jobs/{served.trial}/attempts").json()
+    (task,) = attempt["tasks"]
+    assert (attempt["attempt"], task["task"]) == (0, "main-0")
+    log = served.ask(f"{ROOT}/trial-jobs/{served.trial}/log/keeper").json()
+    assert log["size"] == log["next"] == task["streams"]["keeper"] == len(log["text"].encode())
+    assert served.trial in log["text"]
+    tail = served.ask(f"{ROOT}/trial-jobs/{served.trial}/log/keeper?from=-20").json()
+    assert (tail["text"], tail["from"]) == (log["text"][-20:], log["size"] - 20)
+
+
+def test_jobs_and_experiments_tell_where_things_are(served):
+    jobs = served.ask(f"{ROOT}/jobs").json()
+    assert [job["state"] for job in jobs] == ["ended", "ended"]
+    assert sorted(trial for job in jobs for trial in job["trialIds"]) == sorted(
+        trial["id"] for trial in served.ask(f"{ROOT}/trial-jobs").json()
+    )
+    (own,) = [each for each in served.ask(f"{ROOT}/experiments").json() if each["here"]]
+    assert (own["id"], own["status"], own["url"]) == ("TESTEXPT", "DONE", served.origin)
+
+
 def test_an_answer_is_json_that_everybody_reads(served):
     def refuse(word):
         raise AssertionError(f"{word} is no JSON")
 
-    for path in ("/trial-jobs", "/summary", "/experiment", "/metric-data", "/export-data"):
+    for path in ("/trial-jobs", "/summary", "/experiment", "/metric-data", "/export-data", "/changes"):
         json.loads(served.ask(ROOT + path).text, parse_constant=refuse)

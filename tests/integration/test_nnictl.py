@@ -4,21 +4,20 @@ import contextlib
 import json
 import os
 import pty
-import select
+import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from real_experiment import free_port_pair
+from user_home import BIN, environ_of, left_in, processes_of
 
 from nni_manager.serving import MOST_CONNECTIONS
 
-BIN = Path(sys.executable).parent
 CONFIG = """\
 authorName: ada
 experimentName: tiny
@@ -55,38 +54,6 @@ def place(tmp_path):
     for process in processes_of(folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def processes_of(folder):
-    """Managers, keepers and trials of this home, all of which have its name in their environment."""
-    home = f"{folder.parent}"
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("HOME") == home and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def left_in(folder):
-    """What still runs, after those that are just ending had their time: a keeper outlives its manager by a moment."""
-    for process in processes_of(folder):
-        with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(process.pid)
-            select.select([descriptor], [], [], 10)
-            os.close(descriptor)
-    return processes_of(folder)
-
-
-def environ_of(folder):
-    # The width of whoever runs the tests is none of what is tested.
-    ours = ("NNI_", "TRIAL_KEEPER_", "COLUMNS")
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return outside | {
-        "HOME": str(folder.parent),
-        "XDG_STATE_HOME": str(folder.parent / "state"),
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-    }
 
 
 @pytest.fixture
@@ -344,6 +311,9 @@ def test_beyond_this_machine_nnictl_speaks_https_and_nobody_has_to_tell_it_how(p
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--host", "0.0.0.0")
     assert (done.returncode, done.stderr) == (0, "")
     assert "The API url is: https://127.0.0.1:" in done.stdout
+    links = done.stdout.split("The Web UI urls are: ")[1].splitlines()[0].split()
+    assert any(re.fullmatch(r"https://127\.0\.0\.1:[0-9]+/enter#[\w-]{43}", link) for link in links)
+    assert len({link.partition("#")[2] for link in links}) == 1
     assert done.stdout.split("Its certificate is: ")[1].split()[0].count(":") == 31
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     assert line["status"] == "RUNNING"
@@ -435,9 +405,9 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     name = created(place, nnictl)
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     served = nnictl("view", name).stdout
-    assert (
-        served
-        == f"INFO: Experiment {name} runs already: it is served at http://127.0.0.1:{line['port']}/api/v1/nni\n"
+    origin = f"http://127.0.0.1:{line['port']}"
+    assert served.startswith(
+        f"INFO: Experiment {name} runs already: it is served at {origin}/api/v1/nni\nThe Web UI urls are: {origin}/enter#"
     )
     os.kill(line["pid"], signal.SIGKILL)
 
@@ -450,9 +420,11 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     address = f"http://127.0.0.1:{port}/api/v1/nni"
     assert f"INFO: Experiment {name} is served at {address}, to be looked at and not changed" in viewed.stdout
     assert "VIEWED (was RUNNING)" in nnictl("experiment", "list").stdout
+    assert f"The Web UI urls are: http://127.0.0.1:{port}/enter#" in viewed.stdout
     assert (
-        nnictl("view", name).stdout
-        == f"INFO: Experiment {name} is viewed already: it is served at {address}\n"
+        nnictl("view", name)
+        .stdout.splitlines()[0]
+        .endswith(f"Experiment {name} is viewed already: it is served at {address}")
     )
     taken = nnictl("create", "--config", "config.yml", "--port", str(port))
     assert (

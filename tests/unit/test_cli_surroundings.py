@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from made_experiment import served_view
 
 from nni_manager.cli import banner, main, tensorboard, webui
 from nni_manager.config.reader import read_experiment_file
@@ -157,14 +158,37 @@ def test_each_of_the_eight_commands_is_one(nnictl, command):
 # ---- webui
 
 
-def test_the_address_of_an_experiment_is_printed_without_its_token(nnictl, an_experiment):
-    folder = an_experiment("abc11111", a_manager())
+@pytest.fixture
+def viewed(an_experiment):
+    """An experiment that is served to be looked at."""
+    folder = an_experiment("abc11111")
+    with folder.viewed(), served_view(folder) as served:
+        folder.write_view(served.process)
+        yield served
+
+
+def test_a_link_that_opens_the_page_is_printed_and_no_token(nnictl, viewed):
+    code, out, err = nnictl("webui", "url", "abc")
+    assert (code, err) == (0, "")
+    origin, _, secret = out.rstrip("\n").partition("/enter#")
+    assert origin == viewed.origin
+    assert viewed.entrance.begin(secret) is not None
+    assert viewed.entrance.token not in out
+
+
+def test_a_program_is_told_where_the_token_lies_and_how_long_the_link_works(nnictl, viewed):
+    document = json.loads(nnictl("webui", "url", "abc", "--json")[1])
+    assert (document["urls"], document["expiresInS"]) == ([viewed.origin], 600)
+    assert viewed.entrance.begin(document["links"][0].partition("#")[2]) is not None
+    assert document["tokenFile"] == f"{viewed.folder.path}/view-process.json"
+    assert viewed.entrance.token not in str(document)
+
+
+def test_a_manager_that_does_not_answer_gives_no_link(nnictl, an_experiment):
+    an_experiment("abc11111", a_manager(port=1))
     code, out, err = nnictl("webui", "url")
-    assert (code, out) == (0, "http://127.0.0.1:9000\n")
-    assert f"wants the token that only you can read, in {folder.path}/manager-process.json" in err
-    document = json.loads(nnictl("webui", "url", "--json")[1])
-    assert document["urls"] == ["http://127.0.0.1:9000"]
-    assert "the-token" not in out + err + str(document)
+    assert (code, out) == (1, "")
+    assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:1/")
 
 
 def test_where_a_manager_listens_everywhere_each_address_of_this_machine_is_named():

@@ -21,11 +21,10 @@ from nni_manager.client.experiments import (
     beginning_with,
     known_experiments,
     resolve,
-    spoilt_lines,
     stored_status,
 )
 from nni_manager.errors import NniManagerError, UserMistake
-from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.folders import ExperimentFolder, Registry, spoilt_lines
 
 
 @click.group()
@@ -46,7 +45,7 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
     """List the experiments of this user."""
     lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
     if all_of_them:
-        lines = sorted(lines + spoilt_lines(), key=lambda line: str(line["id"]))
+        lines = sorted(lines + spoilt_lines(Registry.of_user()), key=lambda line: str(line["id"]))
     if as_json:
         output.print_json(lines)
         return

@@ -18,6 +18,7 @@ from nni_manager.cli.options import (
     named_experiment_argument,
     start_options,
 )
+from nni_manager.cli.webui import print_links
 from nni_manager.client import output
 from nni_manager.client.experiments import (
     KnownExperiment,
@@ -119,11 +120,13 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
     if server is not None:
         how = "runs" if known.manager else "is viewed"
         output.info(f"Experiment {name} {how} already: it is served at {api_url(server)}")
+        print_links(name, server)
         return 0
     known = manager_process.start_view(known.folder, _ports(port, host, count=1), host)
     assert known.view is not None  # it has just been started
     try:
         output.info(f"Experiment {name} is served at {api_url(known.view)}, to be looked at and not changed")
+        print_links(name, known.view)
         if foreground:
             manager_process.wait_for_view(known)
         else:
@@ -166,6 +169,7 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
     output.plain(f"The API url is: {api_url(known.manager)}")
     if known.manager.certificate_sha256 is not None:
         output.plain(f"Its certificate is: {known.manager.certificate_sha256}")
+    print_links(known.experiment_id, known.manager)
     output.plain(output.RULE)
     if foreground:
         return

@@ -20,11 +20,10 @@ from nni_manager.cli.options import Command, example, experiment_argument, trial
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
-from trial_keeper.wire.own_files import NotOwnFile, open_inside
 
 if TYPE_CHECKING:
     from nni_manager.engine.shared_files import SharedFiles
-    from trial_keeper.wire.messages import AttemptKey
+    from nni_manager.engine.trial_logs import Place
 
 # Shorter than a person notices, and a look costs a few system calls.
 _FOLLOW_EVERY_S = 0.2
@@ -182,9 +181,9 @@ def _print_trial(
     known: KnownExperiment,
     asked: dict[str, Any],
     stream: str,
-    place: _Place | None,
+    place: Place | None,
     part: _Part,
-    look: Callable[[], _Place | None],
+    look: Callable[[], Place | None],
     *,
     path_only: bool,
 ) -> None:
@@ -199,20 +198,12 @@ def _print_trial(
     if path_only:
         output.plain(str(place.path))
         return
-    with _opened(known, place) as file:
+    with _opened(place) as file:
         part.print_from(file)
         read_bytes = file.tell()
     if part.follows:
         _follow(known, asked["id"], look, place, read_bytes)
     output.trial_warning(known.trial(asked["id"]) if part.follows else asked)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a log lies, and of which attempt it is."""
-
-    key: AttemptKey
-    path: Path
 
 
 @contextlib.contextmanager
@@ -238,8 +229,8 @@ def _shared_files(known: KnownExperiment) -> Iterator[SharedFiles]:
 def _follow(
     known: KnownExperiment,
     trial_id: str,
-    look: Callable[[], _Place | None],
-    place: _Place,
+    look: Callable[[], Place | None],
+    place: Place,
     read_bytes: int,
 ) -> None:
     """Print what comes, until the trial is over; a new attempt begins anew."""
@@ -254,51 +245,33 @@ def _follow(
             read_bytes = 0
         place = now
         # What is collected and what lies in the workspace has the same bytes at the same offsets.
-        with _opened(known, place) as file:
+        with _opened(place) as file:
             file.seek(read_bytes)
             shutil.copyfileobj(file, sys.stdout.buffer)
             sys.stdout.flush()
             read_bytes = file.tell()
 
 
-def _wait_for_log(known: KnownExperiment, trial_id: str, look: Callable[[], _Place | None]) -> _Place | None:
+def _wait_for_log(known: KnownExperiment, trial_id: str, look: Callable[[], Place | None]) -> Place | None:
     while (place := look()) is None and not known.trial_is_over(trial_id):
         time.sleep(_FOLLOW_EVERY_S)
     return place or look()
 
 
 @contextlib.contextmanager
-def _opened(known: KnownExperiment, place: _Place) -> Iterator[BinaryIO]:
-    roots = (known.folder.collected_logs, known.folder.workspace.root)
-    root = next(root for root in roots if place.path.is_relative_to(root))
-    try:
-        descriptor = open_inside(root, place.path)
-    except NotOwnFile as error:
-        raise UserMistake(
-            f"cannot show {place.path}: the trial has put something else in its place ({error.strerror}); "
-            "look at it with care"
-        ) from error
-    with open(descriptor, "rb") as file:
+def _opened(place: Place) -> Iterator[BinaryIO]:
+    with open(place.open(), "rb") as file:
         yield file
 
 
-def _log_of(known: KnownExperiment, shared: SharedFiles, trial_id: str, word: str) -> _Place | None:
-    """The fuller one of what was collected and what lies in the workspace, of the newest attempt that left either."""
-    from nni_manager.store.store import log_path
-    from trial_keeper.wire.messages import AttemptKey, Stream
+def _log_of(known: KnownExperiment, shared: SharedFiles, trial_id: str, word: str) -> Place | None:
+    """The log of the newest attempt that left it."""
+    from nni_manager.engine.trial_logs import newest_place
+    from trial_keeper.wire.messages import Stream
 
     stream = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "trial.log": Stream.KEEPER}[word]
     try:
         shared.fetch(trial_id, stream)
     except TryAgain as error:
         output.warning(str(error))
-    workspace, collected = known.folder.workspace, known.folder.collected_logs
-    keys: list[AttemptKey] = workspace.attempts_of(trial_id)
-    for attempt in (collected / trial_id).glob("[0-9]*"):
-        keys += [AttemptKey(trial_id, int(attempt.name), task.name) for task in attempt.iterdir()]
-    for key in sorted(set(keys), key=lambda key: (-key.attempt, key.task)):
-        there = [log_path(collected, key, stream), workspace.attempt(key).stream(stream)]
-        files = [path for path in there if path.is_file() or path.is_symlink()]
-        if files:
-            return _Place(key, max(files, key=lambda path: path.lstat().st_size))
-    return None
+    return newest_place(known.folder, trial_id, stream)

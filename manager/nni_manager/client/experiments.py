@@ -18,6 +18,7 @@ from nni_manager.store.folders import (
     FolderUnreadable,
     ManagerProcess,
     Registry,
+    served_by,
 )
 from trial_keeper.wire.workspace import is_safe_name
 
@@ -165,13 +166,7 @@ class KnownExperiment:
             known |= {"status": "UNREADABLE", "problem": str(error)}
         if self.problem:
             known |= {"problem": self.problem} | ({} if self.manager else {"status": "UNREADABLE"})
-        return known | {
-            "managerIsRunning": self.manager is not None,
-            "pid": self.manager and self.manager.pid,
-            "port": self.manager and self.manager.port,
-            "viewPort": self.view and self.view.port,
-            "logDir": str(self.folder.path),
-        }
+        return known | served_by(self.folder, self.manager, self.view)
 
 
 def known_experiments() -> list[KnownExperiment]:
@@ -180,15 +175,6 @@ def known_experiments() -> list[KnownExperiment]:
     managers = functools.cache(_managers_by_folder)
     looks = [_look(folder, managers) for folder in Registry.of_user().all()]
     return [known for known in looks if known is not None]
-
-
-def spoilt_lines() -> list[dict[str, Any]]:
-    """What a list shows of those that nothing is known of but that they were there."""
-    return [
-        {"id": name, "status": "UNREADABLE", "problem": problem}
-        | {"managerIsRunning": False, "pid": None, "port": None, "viewPort": None, "logDir": None}
-        for name, problem in Registry.of_user().spoilt().items()
-    ]
 
 
 def look(folder: ExperimentFolder) -> KnownExperiment | None:

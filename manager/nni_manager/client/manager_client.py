@@ -179,6 +179,4 @@ def session_with(process: ManagerProcess) -> requests.Session:
 
 def api_url(process: ManagerProcess) -> str:
     """Where this machine's programs find the manager's HTTP API."""
-    scheme = "http" if process.certificate_sha256 is None else "https"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(process.host, process.host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{process.port}/api/v1/nni"
+    return f"{process.origin}/api/v1/nni"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, stored_status, stored_summary
 from nni_manager.client.manager_client import ManagerSilent
+from nni_manager.domain.telling import telling_line
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ _OVER = ("DONE", "ERROR", "STOPPED")
 _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
 _WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
-# Their message begins with what happened, and what the trial wrote follows. Others are what the trial wrote alone.
-_NOT_OF_THE_TRIAL = ("keeper lost", "job lost", "could not start", "mount", "version", "out of memory")
 # A manager that is busy for longer than this is not just busy.
 _SILENT_FOR_S = 30.0
 
@@ -124,9 +123,8 @@ def why(trial: Document) -> str:
     how = {"non-zero exit": f"exit code {code}", "signal": f"signal {(code or 128) - 128}"}.get(
         reason, reason
     )
-    lines = (trial["message"] or "").strip().splitlines()
-    telling = 0 if reason in _NOT_OF_THE_TRIAL else -1
-    return f"{how}: {lines[telling].strip()}" if lines else how
+    line = telling_line(reason, trial["message"] or "")
+    return f"{how}: {line}" if line else how
 
 
 class _Lines:
@@ -259,6 +257,8 @@ def trial_cells(trial: Document) -> list[str]:
     parameters = output.parameters(trial["parameters"])
     if trial["state"] == "FAILED":
         parameters += f"  ({why(trial)})"
+    elif trial["state"] == "WAITING" and trial["message"]:
+        parameters += f"  ({trial['message'].splitlines()[0]})"
     elif trial["state"] == "SUCCEEDED" and trial["value"] is None:
         parameters += f"  ({trial['message']})"
     if trial["warning"]:

@@ -333,6 +333,25 @@ class ExperimentConfig:
             raise Bug(f"cannot read the stored experiment: {error!r}; please report it") from error
 
 
+HIDDEN = "(hidden)"
+
+
+def without_secrets(config: ExperimentConfig) -> ExperimentConfig:
+    """The same to be looked at: logins are hidden, and what describes a job and may hold some, but by the name of its file."""
+    pai, kubernetes = config.pai, config.kubernetes
+    if pai is not None:
+        pai = dataclasses.replace(
+            pai, token=_hidden(pai.token), password=_hidden(pai.password), job_text=_hidden(pai.job_text)
+        )
+    if kubernetes is not None:
+        kubernetes = dataclasses.replace(kubernetes, template_text=_hidden(kubernetes.template_text))
+    return dataclasses.replace(config, pai=pai, kubernetes=kubernetes)
+
+
+def _hidden(text: str | None) -> str | None:
+    return None if text is None else HIDDEN
+
+
 def _with_own(fields: dict[str, Any]) -> dict[str, Any]:
     own = fields.get("own")
     return fields | {"own": None if own is None else UserClass(**own)}

@@ -28,6 +28,7 @@ from nni_manager.domain.roads import Roads
 from nni_manager.domain.trial import METRICS_ARE_CUT, Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.outgoing import Outgoing
+from nni_manager.engine.picture import KeeperSeen
 from nni_manager.engine.probe import ProbeSession
 from nni_manager.engine.tokens import is_token, token_of
 from nni_manager.store.store import StoreReader
@@ -69,9 +70,10 @@ GARBAGE_LINES = 10
 class KeeperSession:
     """One open stream of one keeper."""
 
-    def __init__(self, keepers: "Keepers", job_id: str, task: str) -> None:
+    def __init__(self, keepers: "Keepers", job_id: str, task: str, version: str) -> None:
         self.job_id = job_id
         self.task = task
+        self.version = version
         self.outgoing = Outgoing()
         """What to send; None ends the stream."""
         self._keepers = keepers
@@ -138,6 +140,10 @@ class Keepers:
     def __len__(self) -> int:
         return sum(map(len, self._sessions.values()))
 
+    def seen(self, job_id: str) -> list[KeeperSeen]:
+        """Those of a job that are connected."""
+        return [KeeperSeen(session.task, session.version) for session in self._of_job(job_id)]
+
     def token(self, job_id: str) -> str:
         """The token of a job."""
         return token_of(self._secret, job_id)
@@ -182,7 +188,7 @@ class Keepers:
         if hello.is_probe:
             log.info("job %s: a probe of version %s was answered", job_id, hello.version)
             return ProbeSession()
-        session = KeeperSession(self, job_id, hello.task)
+        session = KeeperSession(self, job_id, hello.task, hello.version)
         trials = [self._own_trial(session, key) for key in hello.attempts]
         is_given_up = self._is_given_up(job_id)
         attempts = tuple(

@@ -1,5 +1,6 @@
 """An experiment at one moment, taken from the engine that runs it or, when none does, from what is stored."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from nni_manager.config.model import ExperimentConfig
@@ -39,12 +40,22 @@ def limits_of(config: ExperimentConfig) -> Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class KeeperSeen:
+    """A keeper that is connected: of which task it is, and its version."""
+
+    task: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """All that views show. `experiment` is the engine's own when there is one: look, do not keep.
 
     Times in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper
     has not been heard. `keepers`: how many are connected. `roads`: how each job is heard, at `now_s` of the monotonic
-    clock; without a manager none is. `is_view`: nothing can be changed where this comes from.
+    clock; without a manager none is. `is_view`: nothing can be changed where this comes from. `why_it_waits`: as
+    `TrainingService` has it; empty without a manager. `keepers_of` and `link_of` tell of a job, by its id, which keepers of it
+    are connected, and where people find it on its cluster, if they do.
     """
 
     config: ExperimentConfig
@@ -58,6 +69,9 @@ class Picture:
     roads: Roads = field(default_factory=Roads)
     now_s: float = 0.0
     is_view: bool = False
+    why_it_waits: Callable[[str], str] = lambda job_id: ""
+    keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
+    link_of: Callable[[str], str | None] = lambda _: None
 
     @classmethod
     def stored(cls, folder: ExperimentFolder, *, has_trials: bool = True) -> "Picture":

@@ -4,19 +4,21 @@ Source: NNI v2.0 and v3.0 manager REST API.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from nni_manager.config.known_results import KnownResult
+from nni_manager.config.model import ExperimentConfig, without_secrets
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.metrics import LONGEST_SHOWN_CHARACTERS, reward
+from nni_manager.domain.telling import telling_line
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.engine.picture import Picture
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import MetricRow, UsageRow
-from trial_keeper.wire.messages import Usage
+from nni_manager.store.store import MetricRow, SeenJob, UsageRow
+from trial_keeper.wire.messages import AttemptKey, Stream, Usage
 
 
 def _ms(at_s: float | None) -> int | None:
@@ -108,7 +110,7 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "value": trial.value,
         "reason": trial.reason and trial.reason.value,
         "exitCode": trial.exit_code,
-        "message": trial.message,
+        "message": _message(picture, trial),
         "warning": trial.warning,
         "attempt": trial.attempt,
         "retries": trial.retries,
@@ -116,6 +118,7 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "intermediateCount": trial.intermediate_count,
         "latestIntermediate": trial.intermediate,
         "usage": usage_view(trial),
+        "link": picture.link_of(trial.job_id) if trial.job_id else None,
         **road_view(picture, trial),
     }
 
@@ -125,11 +128,14 @@ _LONGEST_CELL = 256
 _LONGEST_MESSAGE = 300
 # A metric with more names than this is no table.
 _MOST_KEYS = 50
+# A reused job may run thousands.
+_TRIALS_OF_JOB = 20
 
 
 def row_view(trial: Trial) -> dict[str, Any]:
     """What a table of all trials shows of one: small, and nothing that changes by itself."""
     parameters = {name: _cell(value) for name, value in trial.parameters.items()}
+    reason = trial.reason and trial.reason.value
     row = {
         "id": trial.trial_id,
         "seq": trial.sequence_id,
@@ -142,9 +148,9 @@ def row_view(trial: Trial) -> dict[str, Any]:
         "submit": _ms(trial.created_at_s),
         "start": _ms(trial.started_at_s),
         "end": _ms(trial.ended_at_s),
-        "reason": trial.reason and trial.reason.value,
+        "reason": reason,
         "exitCode": trial.exit_code,
-        "message": trial.message.strip().partition("\n")[0][:_LONGEST_MESSAGE],
+        "message": telling_line(reason or "", trial.message)[:_LONGEST_MESSAGE],
         "attempt": trial.attempt,
         "customized": trial.is_customized,
     }
@@ -170,13 +176,105 @@ def _names_in(metric: str | None) -> list[str]:
         return []
 
 
+def _message(picture: Picture, trial: Trial) -> str:
+    """How it ended, or what keeps it from beginning."""
+    if trial.state is not TrialState.WAITING or not trial.job_id:
+        return trial.message
+    why = picture.why_it_waits(trial.job_id)
+    return f"not started yet: {why}" if why else trial.message
+
+
 def road_view(picture: Picture, trial: Trial) -> dict[str, Any]:
     """By which road a trial that is not over is heard (`stream`, `mount`, or `none` yet), and how long ago it last was."""
     if trial.state.is_final:
         return {"road": None, "lastContactAgoS": None}
-    contact = picture.roads.contact(trial.job_id)
+    return _road_of_job(picture, trial.job_id)
+
+
+def _road_of_job(picture: Picture, job_id: str) -> dict[str, Any]:
+    contact = picture.roads.contact(job_id)
     ago_s = None if contact.at_s is None else round(picture.now_s - contact.at_s, 1)
     return {"road": contact.road.value, "lastContactAgoS": ago_s}
+
+
+def jobs_view(picture: Picture, stored: Iterable[SeenJob]) -> list[dict[str, Any]]:
+    """Jobs with the trials that each is to run, runs, or ran last; and who is heard of it, by which road, how long ago."""
+    stored, trials = list(stored), picture.experiment.trials
+    ran: dict[str, list[str]] = {job.job_id: [] for job in stored}
+    for trial in trials.values():
+        if trial.job_id in ran:
+            ran[trial.job_id].append(trial.trial_id)
+    return [
+        {
+            "jobId": job.job_id,
+            "trialIds": ran[job.job_id][-_TRIALS_OF_JOB:],
+            "trialCount": len(ran[job.job_id]),
+            "state": _state_of(picture, job),
+            "created": _ms(job.created_at_s),
+            "ended": _ms(job.ended_at_s),
+            **_road_of_job(picture, job.job_id),
+            "keepers": [
+                {"task": keeper.task, "version": keeper.version} for keeper in picture.keepers_of(job.job_id)
+            ],
+            "link": picture.link_of(job.job_id),
+        }
+        for job in stored
+    ]
+
+
+def _state_of(picture: Picture, job: SeenJob) -> str:
+    live = picture.experiment.jobs.live.get(job.job_id)
+    if live is not None:
+        return live.state.value
+    # Without its manager nobody can tell of one that had not ended.
+    return "ended" if job.ended_at_s is not None or not picture.is_view else "unknown"
+
+
+def attempts_view(sizes: Mapping[AttemptKey, Mapping[Stream, int]]) -> list[dict[str, Any]]:
+    """The attempts of a trial with their tasks, and how many bytes there are of each of their logs."""
+    return [
+        {
+            "attempt": attempt,
+            "tasks": [
+                {
+                    "task": key.task,
+                    "streams": {stream.value: size for stream, size in sizes[key].items()},
+                }
+                for key in sizes
+                if key.attempt == attempt
+            ],
+        }
+        for attempt in sorted({key.attempt for key in sizes})
+    ]
+
+
+def configuration_view(config: ExperimentConfig) -> dict[str, Any]:
+    """The experiment as it is stored, as YAML for people and without logins; and the search space as it is now."""
+    import yaml  # nnictl shows trials without it
+
+    fields = json.loads(without_secrets(config).to_json())
+    for name in ("search_space_raw", "search_space_revision", "expansions", "warnings"):
+        del fields[name]
+    text = yaml.safe_dump(_as_written(fields), sort_keys=False, allow_unicode=True, width=1000)
+    return {"text": text, "searchSpace": config.search_space_raw}
+
+
+def _as_written(value: Any) -> Any:
+    """With names as files have them, and without what was not said."""
+    if isinstance(value, dict):
+        # The arguments of a tuner have the names that it gave them.
+        said = {
+            _in_camel_case(name): each if name == "class_args" else _as_written(each)
+            for name, each in value.items()
+            if each is not None
+        }
+        return {name: each for name, each in said.items() if each not in ({}, [])}
+    return [_as_written(each) for each in value] if isinstance(value, list) else value
+
+
+def _in_camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def metric_view(row: MetricRow) -> dict[str, Any]:

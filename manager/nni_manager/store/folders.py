@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nni_manager.errors import UserMistake
 from nni_manager.store.certificate import Certificate
@@ -42,6 +43,13 @@ class ManagerProcess:
     """What its HTTP API asks for. Empty where only a command line is known of it."""
     certificate_sha256: str | None = None
     """The fingerprint of the certificate with which it speaks HTTPS; None: HTTP, on loopback."""
+
+    @property
+    def origin(self) -> str:
+        """Where this machine's programs find it, as addresses begin."""
+        scheme = "http" if self.certificate_sha256 is None else "https"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,3 +386,25 @@ class Registry:
 
     def _entry(self, experiment_id: str) -> Path:
         return self.folder / f"{experiment_id}.json"
+
+
+def served_by(
+    folder: ExperimentFolder, manager: ManagerProcess | None, view: ManagerProcess | None
+) -> dict[str, Any]:
+    """What a list shows of where an experiment lies and who serves it."""
+    return {
+        "managerIsRunning": manager is not None,
+        "pid": manager and manager.pid,
+        "port": manager and manager.port,
+        "viewPort": view and view.port,
+        "logDir": str(folder.path),
+    }
+
+
+def spoilt_lines(registry: Registry) -> list[dict[str, Any]]:
+    """What a list shows of those that nothing is known of but that they were there."""
+    return [
+        {"id": name, "status": "UNREADABLE", "problem": problem}
+        | {"managerIsRunning": False, "pid": None, "port": None, "viewPort": None, "logDir": None}
+        for name, problem in registry.spoilt().items()
+    ]

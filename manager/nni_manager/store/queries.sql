@@ -53,6 +53,11 @@ ON CONFLICT (job_id) DO UPDATE SET ended_at_s = excluded.ended_at_s, was_heard =
 -- name: get_jobs -- all, in the order they were made
 SELECT * FROM job ORDER BY rowid;
 
+-- name: get_newest_jobs -- those that have not ended, and of the others so many, newest first
+SELECT * FROM job WHERE ended_at_s IS NULL OR rowid IN (
+    SELECT rowid FROM job WHERE ended_at_s IS NOT NULL ORDER BY rowid DESC LIMIT :most
+) ORDER BY rowid DESC;
+
 -- name: move_offset -- a stream is durable up to here
 INSERT INTO stream (trial_id, attempt, task, stream, durable_offset, garbage_bytes)
 VALUES (:trial_id, :attempt, :task, :stream, :durable_offset, :garbage_bytes)

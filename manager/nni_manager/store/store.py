@@ -124,6 +124,15 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenJob:
+    """A job as it is stored, for who looks at jobs. `ended_at_s` None: it may run."""
+
+    job_id: str
+    created_at_s: float
+    ended_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class UsageRow:
     """Write: what a task of a trial used at a moment, in seconds since the epoch. Read back, too."""
 
@@ -665,6 +674,13 @@ class StoreReader:
             else:
                 ended.append(row["job_id"])
         return live, ended
+
+    def newest_jobs(self, most_ended: int) -> list[SeenJob]:
+        """The jobs that have not ended, and of the others so many, newest first."""
+        return [
+            SeenJob(row["job_id"], row["created_at_s"], row["ended_at_s"])
+            for row in self._rows("get_newest_jobs", {"most": most_ended})
+        ]
 
     def imported(self) -> list[KnownResult]:
         """The results from elsewhere, in the order in which they came."""

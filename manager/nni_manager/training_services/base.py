@@ -66,6 +66,10 @@ class TrainingService(ABC):
         """What keeps jobs from starting, or the cluster from being asked, at present; empty while all is well."""
         return ""
 
+    def why_it_waits(self, job_id: str) -> str:
+        """What keeps this job from starting, for people; empty where nothing is known, and for any that has started."""
+        return ""
+
     @property
     def share(self) -> Share | None:
         """The jobs' storage where this machine has no mount of it; None: it is the workspace's own, as most have it."""
@@ -75,6 +79,10 @@ class TrainingService(ABC):
     def completion(self) -> Completion:
         """The tasks of a job, and when they end its trial."""
         return Completion()
+
+    def link(self, job_id: str) -> str | None:
+        """Where people look at the job with a browser, whether it has ended or not; None: nowhere."""
+        return None
 
     async def place(self, job_id: str) -> None:  # noqa: B027 - clusters with a queue of their own have room for any job
         """Wait until there is room for the job, and reserve it."""

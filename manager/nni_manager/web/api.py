@@ -3,8 +3,9 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,15 +15,26 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 
 from nni_manager.config.changes import UPDATE_TYPES
-from nni_manager.domain.trial import Trial
+from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine import views
 from nni_manager.engine.changes import NotNow
+from nni_manager.engine.importance import Importance, importance_of
+from nni_manager.engine.listing import experiments_view
 from nni_manager.engine.picture import Picture
+from nni_manager.engine.storage_threads import StorageThreads
+from nni_manager.engine.trial_logs import (
+    LOGS,
+    LONGEST_RANGE_BYTES,
+    SHORTEST_RANGE_BYTES,
+    attempts_of,
+    read_range,
+    sizes_of,
+)
 from nni_manager.engine.view import ViewOnly
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.serving import Patience, note_endless
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import MetricRow, StoreReader
+from nni_manager.store.store import MetricRow, SeenJob, StoreReader
 from nni_manager.web.entrance import CODE_S, SESSION_S, Entrance
 from nni_manager.web.files import PLACES, Files
 from nni_manager.web.gate import Gate
@@ -32,11 +44,17 @@ from nni_manager.web.openapi import Operation, document
 from nni_manager.web.packing import packed, takes_gzip
 from trial_keeper import __version__
 
+Answer = TypeVar("Answer")
 API_ROOT = "/api/v1/nni"
 # A search space, or ten thousand results with a few hundred bytes of parameters each.
 MOST_CHANGE_BYTES = 4 * 1024 * 1024
 # A code, and what JSON needs around it. Everybody may send one.
 MOST_CODE_BYTES = 1024
+# Of those that the cluster began again and again.
+MOST_ATTEMPTS = 100
+MOST_ENDED_JOBS = 200
+# A storage that is only slow has answered by then.
+STORAGE_WITHIN_S = 10.0
 _MOST_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
 
@@ -100,6 +118,10 @@ class Api:
         self._end = end
         self._files = Files()
         self._live = Live(engine.picture)
+        self._storage = StorageThreads()
+        self._importance: tuple[tuple[str, int], Importance] | None = None
+        """The last that was evaluated, and of what: the metric, and how many results."""
+        self._importance_lock = asyncio.Lock()
 
     def operations(self) -> list[Operation]:
         """Everything that can be asked."""
@@ -159,6 +181,27 @@ class Api:
             ),
             Operation("/trial-jobs/{trial_id}/retry", self.retry, one, method="POST", refusals=(404, 409)),
             Operation("/trial-jobs/{trial_id}/usage", self.usage_of_trial, many, refusals=(404,)),
+            Operation("/trial-jobs/{trial_id}/attempts", self.attempts_of_trial, many, refusals=(404,)),
+            Operation(
+                "/trial-jobs/{trial_id}/log/{stream}",
+                self.log_of_trial,
+                one,
+                query={
+                    "attempt": {"type": "integer", "minimum": 0},
+                    "task": {"type": "string"},
+                    "from": {"type": "integer"},
+                    "limit": {
+                        "type": "integer",
+                        "minimum": SHORTEST_RANGE_BYTES,
+                        "maximum": LONGEST_RANGE_BYTES,
+                    },
+                },
+                refusals=(404,),
+            ),
+            Operation("/importance", self.importance, one, query={"metric": {"type": "string"}}),
+            Operation("/jobs", self.jobs, many),
+            Operation("/experiments", self.experiments, many),
+            Operation("/configuration", self.configuration, one),
             Operation("/metric-data", self.metrics, many, query=of_type),
             Operation("/metric-data/{trial_id}", self.metrics_of_trial, many, query=of_type, refusals=(404,)),
             Operation("/metric-data-latest", self.latest_metrics, many),
@@ -369,6 +412,85 @@ class Api:
         trial_id = self._trial_of(request).trial_id
         return await self._read(lambda reader: views.usage_samples_view(reader.usage_of(trial_id)))
 
+    async def attempts_of_trial(self, request: Request) -> Response:
+        """The attempts of one trial with their tasks, and the sizes of what each wrote."""
+        trial_id, folder = self._trial_of(request).trial_id, self._engine.folder
+
+        def look() -> Any:
+            keys = attempts_of(folder, trial_id)[-MOST_ATTEMPTS:]
+            return views.attempts_view({key: sizes_of(folder, key) for key in keys})
+
+        return Json(await self._from_storage(look))
+
+    async def log_of_trial(self, request: Request) -> Response:
+        """A range of what one trial wrote, in its newest attempt or in one. `from` below 0 counts from the end."""
+        trial = self._trial_of(request)
+        stream = next((each for each in LOGS if each.value == request.path_params["stream"]), None)
+        if stream is None:
+            words = ", ".join(each.value for each in LOGS)
+            raise HTTPException(404, f"cannot find this log of trial {trial.trial_id}: there are {words}")
+        read = partial(
+            read_range,
+            self._engine.folder,
+            trial.trial_id,
+            stream,
+            first=_whole_number(request, "from", -(10**_MOST_DIGITS), 10**_MOST_DIGITS) or 0,
+            most_bytes=_whole_number(request, "limit", SHORTEST_RANGE_BYTES, LONGEST_RANGE_BYTES)
+            or LONGEST_RANGE_BYTES,
+            attempt=_whole_number(request, "attempt", 0, 10**9),
+            task=request.query_params.get("task"),
+            is_whole=trial.state.is_final,
+        )
+        found = await self._from_storage(read)
+        return Json(
+            {"size": found.size_bytes, "from": found.first, "text": found.text, "next": found.following}
+        )
+
+    async def importance(self, request: Request) -> Response:
+        """How much each hyper-parameter had to do with the best results; `why` says it when nobody can tell."""
+        metric = request.query_params.get("metric") or "default"
+        picture = self._engine.picture()
+        results = [
+            (trial.parameters, trial.final)
+            for trial in picture.experiment.trials.values()
+            if trial.state is TrialState.SUCCEEDED and trial.final is not None
+        ]
+        key = metric, len(results)
+        async with self._importance_lock:  # of several who ask at once, one has it evaluated
+            if self._importance is None or self._importance[0] != key:
+                evaluate = partial(importance_of, results, metric, maximize=picture.experiment.maximize)
+                self._importance = key, await asyncio.to_thread(evaluate)
+        found = self._importance[1]
+        shares = [{"name": name, "value": share} for name, share in found.shares.items()]
+        return Json({"importances": shares, "trials": found.trials, "why": found.why})
+
+    async def jobs(self, _: Request) -> Response:
+        """The jobs that are not over, and the newest that are: their trials, and how each is heard."""
+        stored = await asyncio.to_thread(self._stored_jobs)
+        return Json(views.jobs_view(self._engine.picture(), stored))
+
+    def _stored_jobs(self) -> list[SeenJob]:
+        with StoreReader(self._engine.folder.database) as reader:
+            return reader.newest_jobs(MOST_ENDED_JOBS)
+
+    async def experiments(self, _: Request) -> Response:
+        """All experiments of the user whose manager this is, with where each is served, if it is."""
+        return Json(await asyncio.to_thread(experiments_view, self._engine.folder))
+
+    async def configuration(self, _: Request) -> Response:
+        """The experiment's configuration as it is now, without logins."""
+        return Json(views.configuration_view(self._engine.picture().config))
+
+    async def _from_storage(self, look: Callable[[], Answer]) -> Answer:
+        """What lies on the storage that trials write to, which may be away."""
+        try:
+            return await asyncio.wait_for(self._storage.call(look), STORAGE_WITHIN_S)
+        except (asyncio.TimeoutError, OSError) as error:
+            why = str(error) or f"no answer within {STORAGE_WITHIN_S:.0f} s"
+            raise HTTPException(
+                503, f"cannot read what the trial wrote: {why}; see to the shared storage, or try again"
+            ) from error
+
     async def metrics(self, request: Request) -> Response:
         """The records of all trials."""
         return await self._pages(_is_final(request), lambda _: (0, _LAST_SEQUENCE_ID))
@@ -429,6 +551,20 @@ class Api:
                 404, f"cannot find trial {trial_id!r}; `nnictl trial ls` shows those there are"
             )
         return trial
+
+
+def _whole_number(request: Request, name: str, least: int, most: int) -> int | None:
+    """What the query says; None: nothing."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    # Not int() of anything, as above.
+    if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS and least <= int(text) <= most:
+        return int(text)
+    raise HTTPException(
+        400, f"cannot use {name}={text[:_MOST_DIGITS]}: write a number from {least} to {most}, in digits"
+    )
 
 
 def _since(request: Request) -> Version | None:

@@ -1,7 +1,7 @@
 """The page's files: a fixed set, read when they are first asked for and then kept. They hold nothing secret."""
 
 import gzip
-from collections.abc import Mapping
+import importlib.util
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -15,6 +15,7 @@ from nni_manager.web.packing import takes_gzip
 FOLDER = Path(__file__).parent / "page"
 # The page looks at the address itself, and shows what belongs there.
 PLACES = ("/enter", "/oview", "/detail", "/experiment", "/jobs")
+CHARTS = "/page/plotly.min.js"
 # Not the system's own table, which says of JavaScript what it likes; a browser runs only what is called so.
 _TYPES = {
     ".html": "text/html",
@@ -43,9 +44,11 @@ class Files:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _TYPES]
-        self._paths: Mapping[str, Path] = {
+        self._paths: dict[str, Path] = {
             f"/page/{path.relative_to(folder).as_posix()}": path for path in files
         } | dict.fromkeys(PLACES, folder / "index.html")
+        if (charts := _chart_library()) is not None:
+            self._paths[CHARTS] = charts
         self._read = cache(_read)
 
     def __contains__(self, path: str) -> bool:
@@ -68,3 +71,12 @@ def _read(path: Path) -> _File:
     content = path.read_bytes()
     packed = None if path.suffix in _PACKED else gzip.compress(content, mtime=0)
     return _File(content, packed, f'"{sha256(content).hexdigest()[:32]}"', _TYPES[path.suffix])
+
+
+def _chart_library() -> Path | None:
+    """The JavaScript that lies in the wheel of plotly, whose Python takes a second to import; None: it is not installed."""
+    spec = importlib.util.find_spec("plotly")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (path := Path(folder) / "package_data" / "plotly.min.js").is_file():
+            return path
+    return None

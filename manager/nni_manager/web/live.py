@@ -19,8 +19,10 @@ from nni_manager.web.json_text import to_json
 
 EVERY_S = 0.5
 """How often there may be a document."""
+TIME_GOES_ON_S = 5.0
+"""After so long a follower of an experiment that goes on is told the time it has taken."""
 STILL_THERE_S = 15.0
-"""After so long without one, a follower is told that nothing is new."""
+"""After so long without anything, a follower is told that nothing is new."""
 # Each holds a connection, of which there are 200. A person has a page or two in sight.
 MOST_FOLLOWERS = 50
 # One takes 10 µs to write; between so many others have their turn.
@@ -92,14 +94,15 @@ class Live:
         self.followers += 1
         try:
             while True:
-                self._glance()
+                goes_on = self._glance().experiment.state.counts_time
                 now = Version(self._process, self._revision, self._summaries)
-                if since != now:
+                silent_s = time.monotonic() - told_at_s
+                if since != now or (goes_on and silent_s >= TIME_GOES_ON_S):
                     # What changes while it is written is told with the next one.
                     document = b"".join([piece async for piece in self.news(since)])
                     yield b"event: changes\nid: %b\ndata: %b\n\n" % (str(now).encode(), document)
                     since, told_at_s = now, time.monotonic()
-                elif time.monotonic() - told_at_s >= STILL_THERE_S:
+                elif silent_s >= STILL_THERE_S:
                     yield b": nothing new\n\n"
                     told_at_s = time.monotonic()
                 await asyncio.sleep(EVERY_S)

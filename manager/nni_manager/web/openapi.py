@@ -23,6 +23,7 @@ _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 # A trial's id, and a trial's place in the order in which trials were made.
 _PATH_PARAMETERS: Mapping[str, Schema] = {
     "trial_id": {"type": "string"},
+    "stream": {"type": "string", "enum": ["stdout", "stderr", "keeper"]},
     "first": {"type": "integer", "minimum": 0},
     "last": {"type": "integer", "minimum": 0},
 }
@@ -34,10 +35,10 @@ _REFUSALS_OF_ALL: Mapping[int, str] = {
     411: "A body without Content-Length.",
     413: "A body that is too large.",
     431: "An address and headers that are too large.",
-    503: "The database does not answer at present; try again.",
+    503: "The database, or the storage that trials write to, does not answer at present; try again.",
 }
 REFUSALS: Mapping[int, str] = {
-    404: "There is no such trial.",
+    404: "There is no such trial, or no such log.",
     409: "Not in the present state of the trial or of the experiment: the message says of which.",
 }
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
+from urllib.parse import urlencode
 
 from nni_manager.domain.completion import Completion
 from nni_manager.errors import NniManagerError, TryAgain, UserMistake
@@ -126,6 +127,16 @@ class OpenPaiService(TrainingService):
             f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first of them; free resources "
             f"in its virtual cluster, or see what it waits for with `nnictl openpai show {longest.name}`"
         )
+
+    def link(self, job_id: str) -> str | None:
+        """OpenPAI's page of the job. That of this machine has no pages.
+
+        Source: NNI's trial url on OpenPAI.
+        """
+        if self._python is not None:
+            return None
+        asked = urlencode({"username": self._cluster.user, "jobName": job_name(self._experiment_id, job_id)})
+        return f"{self._cluster.address}/job-detail.html?{asked}"
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Hand the job in.

@@ -24,13 +24,22 @@ const STATE_WORDS = {
   DONE: "Done",
   ERROR: "Error",
   STOPPED: "Stopped",
+  UNREADABLE: "Unreadable",
+  // Of jobs:
+  readying: "Getting ready",
+  idle: "Idle",
+  busy: "Busy",
+  leaving: "Leaving",
+  ended: "Ended",
+  unknown: "Unknown",
 };
 
 const ENDED = ["SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED"];
 const OVER = ["DONE", "ERROR", "STOPPED"];
+const QUIET = ["idle", "ended", "unknown", "UNKNOWN"];
 
 /**
- * A state of a trial or an experiment in words.
+ * A state of a trial, a job or an experiment in words.
  *
  * @param {string} state
  */
@@ -45,9 +54,9 @@ export function stateWord(state) {
  */
 export function stateLook(state) {
   if (state === "SUCCEEDED" || state === "DONE") return "good";
-  if (state === "FAILED" || state === "ERROR") return "bad";
-  if (state === "WAITING" || state === "INITIALIZED") return "waiting";
-  return ENDED.includes(state) || OVER.includes(state) ? "quiet" : "busy";
+  if (state === "FAILED" || state === "ERROR" || state === "UNREADABLE") return "bad";
+  if (state === "WAITING" || state === "INITIALIZED" || state === "readying") return "waiting";
+  return ENDED.includes(state) || OVER.includes(state) || QUIET.includes(state) ? "quiet" : "busy";
 }
 
 /** @param {string} state of a trial */
@@ -70,9 +79,12 @@ export function number(value) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (Number.isInteger(value) && Math.abs(value) < 1e15) return count(value);
   const size = Math.abs(value);
-  const text = size >= 1e-4 && size < 1e15 ? String(Number(value.toPrecision(6))) : value.toExponential(4);
-  return text.replace("-", "−");
+  const text = size >= 1e-4 && size < 1e15 ? String(Number(value.toPrecision(6))) : value.toExponential(4).replace(/\.?0+e/, "e");
+  return text.replaceAll("-", "−");
 }
+
+// Made once: toLocaleString makes one for each number, which is a hundred times as long.
+const WHOLE = new Intl.NumberFormat("en-US");
 
 /**
  * A whole number with its thousands apart.
@@ -80,7 +92,7 @@ export function number(value) {
  * @param {number} value
  */
 export function count(value) {
-  return value.toLocaleString("en-US").replace("-", "−");
+  return WHOLE.format(value).replace("-", "−");
 }
 
 /**

@@ -18,7 +18,7 @@ import { trials } from "./pages/trials.js";
 const PAGES = { "/oview": overview, "/detail": trials, "/experiment": experiments, "/jobs": jobs, "/enter": enter };
 const NAVIGATION = [["/oview", "Overview", "nav-overview"], ["/detail", "Trials", "nav-trials"], ["/experiment", "Experiments", "nav-experiments"], ["/jobs", "Jobs", "nav-jobs"]];
 /** @type {{[state in Connection]: string}} */
-const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", silent: "Not connected", locked: "Locked" };
+const CONNECTION_WORDS = { loading: "Connecting…", connecting: "Live", streaming: "Live", polling: "Polling", resting: "Live", silent: "Not connected", locked: "Locked" };
 const THEMES = ["system", "light", "dark"];
 const THEME_KEY = "trial-keeper-theme";
 
@@ -32,7 +32,7 @@ const state = h("span", {});
 const connection = h("span", { class: "connection", "data-test": "connection", role: "status" });
 const navigation = NAVIGATION.map(([href = "", title, test = ""]) => link(href, { "data-test": test }, title));
 const theme = h("button", { type: "button", class: "quiet", "data-test": "theme-switch", click: nextTheme });
-const banners = h("div", { class: "banners" });
+const banners = h("div", { role: "region", "aria-label": "Notices" });
 const lost = h("p", { class: "banner warn", "data-test": "banner-connection", role: "alert" });
 const readOnly = h("p", { class: "banner", "data-test": "banner-readonly" }, "This is a read-only view of what is stored: nothing can be changed here. `nnictl resume` goes on with the experiment.");
 const main = h("main", { id: "main", tabindex: -1 });
@@ -79,7 +79,7 @@ function show() {
   }
   page = make(context);
   document.title = `${page.title} · ${plain(live.summary?.name || live.summary?.id || "trial-keeper")}`;
-  fill(main, page.element);
+  fill(main, h("h1", { class: "unseen" }, page.title), page.element);
   if (live.summary !== null) {
     requestAnimationFrame(() => {
       if (document.documentElement.dataset["ready"] === undefined) performance.mark("usable");
@@ -90,7 +90,7 @@ function show() {
 
 function locked() {
   return h("div", { class: "page narrow", "data-test": "locked" }, h("section", { class: "card" },
-    h("h2", {}, "This page needs a link of yours"),
+    h("h1", {}, "This page needs a link of yours"),
     h("p", {}, "Run ", h("code", {}, "nnictl webui url"), " where the experiment was created, and open the link that it prints. It lets in this browser alone."),
     h("p", { class: "muted" }, "Once you are let in, in this or another tab, this page goes on by itself.")));
 }
@@ -146,7 +146,8 @@ function nextTheme() {
 }
 
 function tellTheme() {
-  say(theme, `Theme: ${chosenTheme()}`);
+  fill(theme, h("span", { class: "roomy" }, "Theme: "), chosenTheme());
+  setAttribute(theme, "aria-label", `Theme: ${chosenTheme()}`);
   dispatchEvent(new Event("themechange"));
 }
 
@@ -155,11 +156,13 @@ document.body.append(
     event.preventDefault();
     main.focus();
   } }, "Skip to the content"),
-  h("header", { class: "top", "data-test": "app" },
-    h("div", { class: "brand" }, name, state),
-    h("nav", { "aria-label": "Pages" }, navigation),
-    h("div", { class: "status" }, connection, theme)),
-  banners, main, spoken);
+  h("div", { class: "top" },
+    h("header", { "data-test": "app" },
+      h("div", { class: "brand" }, name, state),
+      h("nav", { "aria-label": "Pages" }, navigation),
+      h("div", { class: "status" }, connection, theme)),
+    banners),
+  main, spoken);
 banners.append(lost, readOnly);
 lost.hidden = true;
 readOnly.hidden = true;
@@ -173,11 +176,9 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   go(anchor.pathname + anchor.hash);
 });
-document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) live.knock();
-});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tellTheme);
 
 tellTheme();
-live.start();
 route();
+// Who enters asks for nothing before being let in.
+if (path !== "/enter") live.start();

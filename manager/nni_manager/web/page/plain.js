@@ -10,12 +10,16 @@ const ESCAPES =
 // Controls but tab and line feed; and marks that turn the direction of text around, which hide what a line says.
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
+const SUSPICIOUS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/;
+
 /**
  * Text without escape sequences and control characters; tabs and line feeds stay.
  *
  * @param {string} text
  */
 export function plain(text) {
+  // Most text has nothing to take out.
+  if (text.search(SUSPICIOUS) < 0) return text;
   return text.replace(/\r\n/g, "\n").replace(ESCAPES, "").replace(CONTROLS, "");
 }
 

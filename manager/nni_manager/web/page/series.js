@@ -6,9 +6,9 @@ import { flat, shown } from "./parameters.js";
 /** @import { Simple } from "./parameters.js" */
 
 /** So many marks are drawn at most: each is an element, and a reader sees no more. */
-export const MOST_MARKS = 2500;
+export const MOST_MARKS = 1500;
 /** So many lines of parallel coordinates. */
-export const MOST_LINES = 5000;
+export const MOST_LINES = 2000;
 const SHADES = 10;
 /** A parameter with more different words than these is no use as an axis of words. */
 const MOST_WORDS = 40;
@@ -56,7 +56,7 @@ export function improvements(rows, maximize) {
 }
 
 /**
- * The best share of trials, best first; of many the best MOST_LINES.
+ * The best share of trials, best first.
  *
  * @param {readonly Valued[]} rows
  * @param {boolean} maximize
@@ -64,7 +64,7 @@ export function improvements(rows, maximize) {
  */
 export function top(rows, maximize, percent) {
   const sorted = [...rows].sort((a, b) => (maximize ? b.value - a.value : a.value - b.value) || a.seq - b.seq);
-  return sorted.slice(0, Math.min(MOST_LINES, Math.max(1, Math.ceil((sorted.length * percent) / 100))));
+  return sorted.slice(0, Math.max(1, Math.ceil((sorted.length * percent) / 100)));
 }
 
 /**
@@ -154,7 +154,6 @@ function brief(value) {
  * @typedef {object} Parallel
  * @property {Axis[]} axes  the last is the result
  * @property {(number | null)[][]} shades  of each shade, worst first, the heights of its lines at all axes, each line ended by null
- * @property {number} lines
  */
 
 /**
@@ -180,7 +179,7 @@ export function parallel(rows, all, names) {
     for (const axis of axes) shade?.push(axis.place(axis === result ? row.value : parameters.get(axis.name)));
     shade?.push(null);
   }
-  return { axes, shades, lines: rows.length };
+  return { axes, shades };
 }
 
 /**

@@ -20,9 +20,8 @@
  * @property {string} message
  * @property {number | null} attempt
  * @property {boolean} customized
- * @property {string | null} road
- * @property {number | null} contactAgoS
  * @property {string[]} [keys]  the names in a result that is a dict
+ * @property {true} [cut]  long values of parameters are cut; the trial itself has all of them
  *
  * @typedef {object} UsageFigures
  * @property {number} cpuPercent
@@ -117,11 +116,14 @@
  *
  * @typedef {object} Job
  * @property {string} jobId
- * @property {string[]} trialIds
+ * @property {string[]} trialIds  the newest
+ * @property {number} [trialCount]
+ * @property {number | null} [created]
+ * @property {number | null} [ended]
  * @property {string} state
  * @property {string | null} road
  * @property {number | null} lastContactAgoS
- * @property {{task: string, version: string, address: string}[]} keepers
+ * @property {{task: string, version: string, address?: string}[]} keepers
  * @property {string | null} [link]
  *
  * @typedef {object} KnownExperiment

@@ -24,7 +24,7 @@ export function enter({ live, go }) {
   async function come() {
     try {
       await api.enter(code);
-      live.knock();
+      live.start();
       go("/oview");
     } catch (error) {
       if (error instanceof Refused) refuse(error.message);

@@ -32,7 +32,7 @@ export function experiments(_) {
   } }, h("option", { value: "all" }, "All"), h("option", { value: "served" }, "With a page"), h("option", { value: "ended" }, "Not running"));
   const titles = ["Id", "Name", "State", "Platform", "Started", "Ended", "Look at it"];
   const box = card("Experiments", {}, h("div", { class: "bar" }, search, which),
-    h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Experiments" },
+    h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of experiments" },
       h("table", { class: "plain lines", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
         h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), body)), note);
 

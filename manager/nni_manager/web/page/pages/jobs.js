@@ -4,7 +4,7 @@ import { fill, h } from "../dom.js";
 import * as format from "../format.js";
 import { plain, short } from "../plain.js";
 import { api } from "../state/api.js";
-import { badge, card, trialLink } from "../widgets/facts.js";
+import { badge, card, time, trialLink } from "../widgets/facts.js";
 import { listPage } from "./list_page.js";
 
 /** @import { Job } from "../types.js" */
@@ -21,9 +21,9 @@ export function jobs(_) {
   const body = h("tbody");
   const note = h("p", { class: "empty" });
   const total = h("span", { class: "muted" });
-  const titles = ["Job", "Trials", "State", "Heard by", "Last contact", "Keepers"];
+  const titles = ["Job", "Trials", "State", "Created", "Ended", "Heard by", "Last contact", "Keepers"];
   const box = card("Jobs", { aside: total },
-    h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Jobs" },
+    h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of jobs" },
       h("table", { class: "plain lines", "data-test": "jobs" }, h("caption", { class: "unseen" }, "Jobs"),
         h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), body)), note);
   return listPage("Jobs", box, async () => {
@@ -35,9 +35,10 @@ export function jobs(_) {
 }
 
 /** @param {Job} job */
-function line({ jobId, trialIds, state, road, lastContactAgoS, keepers, link }) {
+function line({ jobId, trialIds, trialCount = trialIds.length, state, created, ended, road, lastContactAgoS, keepers, link }) {
+  const isOver = typeof ended === "number";
   const named = trialIds.slice(-MOST_NAMED);
-  const more = trialIds.length - named.length;
+  const more = trialCount - named.length;
   /** @type {{[road: string]: string}} */
   const roads = { stream: "Stream", mount: "Mount (shared storage)", none: "Not yet" };
   const name = link && /^https?:\/\//i.test(link)
@@ -47,8 +48,10 @@ function line({ jobId, trialIds, state, road, lastContactAgoS, keepers, link }) 
     h("td", {}, name),
     h("td", {}, named.flatMap((id, index) => [index > 0 ? ", " : "", trialLink(id)]), more > 0 ? ` and ${format.count(more)} more` : ""),
     h("td", {}, badge(state)),
-    h("td", {}, road === null ? format.NOTHING : (roads[road] ?? plain(road))),
+    h("td", {}, time(created) ?? format.NOTHING),
+    h("td", {}, time(ended) ?? format.NOTHING),
+    h("td", {}, road === null || isOver ? format.NOTHING : (roads[road] ?? plain(road))),
     h("td", {}, lastContactAgoS === null ? format.NOTHING : `${format.duration(lastContactAgoS)} ago`),
-    h("td", {}, keepers.length === 0 ? h("span", { class: "muted" }, "none connected") : h("ul", { class: "bare" }, keepers.map((keeper) =>
+    h("td", {}, keepers.length === 0 ? h("span", { class: "muted" }, isOver ? format.NOTHING : "none connected") : h("ul", { class: "bare" }, keepers.map((keeper) =>
       h("li", {}, `${short(keeper.task, 60)}: version ${short(keeper.version, 40)}${keeper.address ? `, ${short(keeper.address, 80)}` : ""}`)))));
 }

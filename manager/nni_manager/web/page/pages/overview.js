@@ -7,13 +7,16 @@ import { plain, short } from "../plain.js";
 import { bestSoFar, thinned, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
-import { attempt, confirm, copy } from "../widgets/dialog.js";
+import { attempt, confirm } from "../widgets/dialog.js";
 import { badge, card, facts, time, topTable, trialLink, trouble } from "../widgets/facts.js";
 
 /** @import { Profile, Summary, Trial } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
 
 const COUNTED = ["SUCCEEDED", "RUNNING", "WAITING", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
+
+/** A cluster may take so long to start the first container before anybody need worry. */
+const NO_KEEPER_AFTER_S = 60;
 
 /**
  * @param {Context} context
@@ -36,7 +39,7 @@ export function overview({ live }) {
       "Stop the experiment");
     if (isSure) await attempt(api.stop, "The experiment is being stopped.");
   } }, "Stop experiment…");
-  const save = h("button", { type: "button", click: () => copy(JSON.stringify(live.summary, null, 2), "The summary is on the clipboard.") }, "Copy summary as JSON");
+  const save = h("button", { type: "button", "data-test": "download", click: () => download(live) }, "Download summary");
 
   const element = h("div", { class: "page grid" },
     problems,
@@ -62,8 +65,9 @@ export function overview({ live }) {
   function update() {
     const { summary } = live;
     if (summary === null) return;
-    drawProblems(/** @type {Summary} */ ({ ...summary, elapsedS: Math.floor(summary.elapsedS / 60) * 60, top: [], best: null, latestFailures: [] }));
-    state.update(summary);
+    const isLate = live.elapsedS >= NO_KEEPER_AFTER_S;
+    drawProblems(/** @type {Summary} */ ({ ...summary, elapsedS: isLate ? NO_KEEPER_AFTER_S : 0, top: [], best: null, latestFailures: [] }));
+    tick();
     best.update(summary);
     limits.update(summary);
     drawTop(summary.top);
@@ -71,9 +75,30 @@ export function overview({ live }) {
     stop.hidden = live.isReadOnly || ["STOPPED", "STOPPING"].includes(summary.status);
     chart.draw(() => bestDrawing(live));
   }
+  function tick() {
+    if (live.summary !== null && !document.hidden) state.update({ ...live.summary, elapsedS: live.elapsedS });
+  }
+  const clock = setInterval(tick, 1000);
   update();
-  about.load();
-  return { title: "Overview", element, update, close: () => chart.destroy() };
+  void about.load();
+  return { title: "Overview", element, update, close: () => {
+    clearInterval(clock);
+    chart.destroy();
+  } };
+}
+
+/**
+ * The experiment and all its trials, as a file.
+ *
+ * @param {import("../state/live.js").Live} live
+ */
+async function download(live) {
+  await attempt(async () => {
+    const content = { summary: live.summary, profile: await api.profile(), trials: live.rows.all };
+    const url = URL.createObjectURL(new Blob([JSON.stringify(content, null, 2)], { type: "application/json" }));
+    h("a", { href: url, download: `${live.summary?.id ?? "experiment"}.json` }).click();
+    URL.revokeObjectURL(url);
+  });
 }
 
 /** @param {Summary} summary */
@@ -81,7 +106,7 @@ function problemsOf(summary) {
   const found = summary.errors.filter(Boolean).map((text) => trouble(titleOf(text), text));
   if (summary.problem) found.push(trouble("Needs attention", summary.problem));
   const isBusy = !format.isOver(summary.status) && (summary.counts["WAITING"] ?? 0) + (summary.counts["RUNNING"] ?? 0) > 0;
-  if (isBusy && summary.keepers === 0 && summary.elapsedS >= 60 && !summary.problem && !summary.readOnly) {
+  if (isBusy && summary.keepers === 0 && summary.elapsedS >= NO_KEEPER_AFTER_S && !summary.problem && !summary.readOnly) {
     found.push(trouble("No keeper is connected",
       "There are trials, and no trial keeper has a connection to the manager now. If this stays, look at the jobs page for how each job is heard, and at the log of a job on its cluster."));
   }

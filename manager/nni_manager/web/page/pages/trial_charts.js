@@ -4,7 +4,7 @@ import { fill, h, setAttribute } from "../dom.js";
 import * as format from "../format.js";
 import { flat, shown } from "../parameters.js";
 import { short } from "../plain.js";
-import { axisOf, improvements, isSpread, parallel, thinned, top, valued } from "../series.js";
+import { axisOf, improvements, isSpread, MOST_LINES, parallel, thinned, top, valued } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours, label } from "../widgets/charts.js";
 import { arrows } from "../widgets/log.js";
@@ -46,7 +46,7 @@ export class TrialCharts {
     this.live = live;
     this.panel = h("div", { role: "tabpanel", id: "trial-charts", tabindex: 0 });
     this.tabs = TABS.map(([id = "", title]) => h("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": "trial-charts", "data-test": `tab-${id}`, click: () => this.#open(id) }, title));
-    this.element = h("section", { class: "card charts", "aria-label": "Charts" },
+    this.element = h("section", { class: "card charts", "aria-label": "Charts" }, h("h2", { class: "unseen" }, "Charts"),
       h("div", { role: "tablist", class: "tabs", "aria-label": "Charts", keydown: (/** @type {KeyboardEvent} */ event) => arrows(event, this.tabs) }, this.tabs),
       this.panel);
     this.#open("metric");
@@ -138,13 +138,14 @@ export class TrialCharts {
     const show = () => chart.draw(() => {
       const all = valued(this.#rows);
       if (all.length === 0) return null;
-      const rows = top(all, this.live.maximize, Number(share.value));
+      const best = top(all, this.live.maximize, Number(share.value));
+      const rows = thinned(best, MOST_LINES);
       const names = this.#names.slice(0, MOST_AXES);
-      const { axes, shades, lines } = parallel(rows, all, names);
+      const { axes, shades } = parallel(rows, all, names);
       const left = this.#names.length > names.length ? ` The first ${MOST_AXES} of ${this.#names.length} parameters have an axis.` : "";
       return {
         ...parallelFigure(axes, shades, this.live.maximize),
-        words: `${format.counted(lines, "trial")} of ${format.counted(all.length, "result")}${this.#of()}, each a line; the stronger its colour, the better its result. Parameters with one value alone have no axis.${left}`,
+        words: `${format.counted(best.length, "trial")} of ${format.counted(all.length, "result")}${this.#of()}, each a line; the stronger its colour, the better its result.${some(rows.length, best.length)} Parameters with one value alone have no axis.${left}`,
       };
     });
     return { show, close: () => chart.destroy() };
@@ -273,7 +274,7 @@ function parallelFigure(axes, shades, maximize) {
   return {
     traces,
     layout: {
-      margin: { l: 24, r: 24, t: 44, b: 16 }, annotations, hovermode: false, dragmode: false,
+      margin: { l: 56, r: 64, t: 44, b: 16 }, annotations, hovermode: false, dragmode: false,
       shapes: axes.map((_, index) => ({ type: "line", x0: index, x1: index, y0: 0, y1: 1, line: { color: colour["muted"], width: 1 } })),
       xaxis: { visible: false, fixedrange: true, range: [-0.08, axes.length - 1 + 0.08] }, yaxis: { visible: false, fixedrange: true, range: [-0.03, 1.03] },
     },
@@ -302,7 +303,7 @@ function importanceDrawing(importances, trials) {
   const sorted = [...importances].sort((a, b) => a.value - b.value).slice(-20);
   const best = sorted[sorted.length - 1];
   return {
-    traces: [{ type: "bar", orientation: "h", x: sorted.map(({ value }) => value), y: sorted.map(({ name }) => label(short(name, 30))), text: sorted.map(({ value }) => format.percent(value * 100)), textposition: "auto", hoverinfo: "skip", marker: { color: colours()["accent"] } }],
+    traces: [{ type: "bar", orientation: "h", x: sorted.map(({ value }) => value), y: sorted.map(({ name }) => label(short(name, 30))), text: sorted.map(({ value }) => format.percent(value * 100)), textposition: "auto", textangle: 0, hoverinfo: "skip", marker: { color: colours()["accent"] } }],
     layout: { xaxis: { title: "share of the differences between results", tickformat: ".0%", rangemode: "tozero" }, yaxis: { type: "category" }, margin: { l: 90, r: 16, t: 8, b: 44 } },
     words: `What decides the result most is ${short(best?.name ?? "", 60)}, ${format.percent((best?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}.`,
   };
@@ -331,6 +332,6 @@ function sliceDrawing(all, name, of) {
       marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]], showscale: true, colorbar: { title: { text: "trial no.", font: { size: 11 } }, thickness: 8, outlinewidth: 0, tickfont: { size: 10 } } },
     }],
     layout: { xaxis: { title: label(short(name, 40)), type: isNumeric ? (isSpread(low, high) ? "log" : "linear") : "category" }, yaxis: { title: "default metric" } },
-    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has one value alone" : ""}; later trials are darker or stronger.${some(drawn.length, rows.length)}`,
+    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has one value alone" : ""}; the colour tells which came when.${some(drawn.length, rows.length)}`,
   };
 }

@@ -32,10 +32,10 @@ export function trialDetail(first, live) {
 
   const factBox = h("div", {});
   const usageBox = h("div", { "data-test": "usage" });
-  const parameters = h("div", {}, parameterTable(first.parameters));
+  const parameters = h("div", {});
   const trouble = h("p", { class: "bad-text", role: "status" });
   const curve = new IntermediateChart();
-  const usageChart = new Chart("CPU and memory over time", { test: "usage-chart", note: "No figures have been reported yet.", height: 180 });
+  const usageChart = new Chart("CPU and memory over time", { test: "usage-chart", note: "No figures have been reported yet.", height: 230 });
   const log = new LogView(id, () => !format.isEnded(row.state));
   const kill = h("button", { type: "button", class: "danger", "data-test": "kill", click: async () => {
     if (await confirm(`Stop trial ${row.seq}?`, `Trial ${id} is stopped for good; the experiment goes on.`, "Stop the trial")) {
@@ -43,7 +43,7 @@ export function trialDetail(first, live) {
     }
   } }, "Kill…");
   const retry = h("button", { type: "button", "data-test": "retry", click: () => begun(() => api.retry(id)) }, "Retry");
-  const clone = h("button", { type: "button", "data-test": "clone", click: () => openClone(row) }, "Clone as customised trial…");
+  const clone = h("button", { type: "button", "data-test": "clone", click: async () => openClone(row, await wholeParameters(row)) }, "Clone as customised trial…");
   const copyJson = h("button", { type: "button", "data-test": "copy-json", click: () => copyTrial(id, row) }, "Copy as JSON");
 
   const element = h("div", { class: "trial", "data-test": `detail-${id}` },
@@ -58,6 +58,9 @@ export function trialDetail(first, live) {
 
   const drawFacts = whenChanged((/** @type {Trial} */ trial) => fill(factBox, factsOf(trial)));
 
+  const drawParameters = whenChanged((/** @type {Parameters} */ all) => fill(parameters, parameterTable(all)));
+  drawParameters(first.parameters);
+
   async function load() {
     clearTimeout(timer);
     loadedFor = stamp(row);
@@ -66,6 +69,7 @@ export function trialDetail(first, live) {
       if (isGone) return;
       say(trouble, "");
       drawFacts(trial);
+      drawParameters(trial.parameters);
       log.setAttempts(attempts);
       curve.show(metrics);
       showUsage(usageBox, usageChart, trial, usage);
@@ -137,7 +141,7 @@ function factsOf(trial) {
 /** @param {string} text */
 function message(text) {
   const lines = plain(text).trim();
-  if (!lines.includes("\n")) return short(lines, 2000);
+  if (!lines.includes("\n")) return h("div", { class: "scrolled", tabindex: lines.length > 300 ? 0 : null }, short(lines, 2000));
   return h("details", {}, h("summary", {}, short(lines.split("\n").filter(Boolean).at(-1) ?? "", 200)), h("pre", { tabindex: 0 }, lines.slice(0, 20_000)));
 }
 
@@ -301,12 +305,29 @@ async function copyTrial(id, row) {
 }
 
 /**
+ * All of a trial's parameters: long values are cut in rows.
+ *
+ * @param {Row} row
+ * @returns {Promise<Parameters>}
+ */
+async function wholeParameters(row) {
+  let { parameters } = row;
+  if (row.cut) {
+    await attempt(async () => {
+      ({ parameters } = await api.trial(row.id));
+    });
+  }
+  return parameters;
+}
+
+/**
  * A form with a field for each parameter; what it sends is a trial of a person's own.
  *
  * @param {Row} row
+ * @param {Parameters} given
  */
-function openClone(row) {
-  const fields = Object.entries(row.parameters).map(([name, value]) => {
+function openClone(row, given) {
+  const fields = Object.entries(given).map(([name, value]) => {
     const input = h("input", { type: "text", name });
     input.value = asTyped(value);
     return { name, input };

@@ -28,7 +28,7 @@ const TICK_MS = 1000;
 const OWN_COLUMNS = [
   { id: "seq", title: "No.", width: 72, isNumber: true, text: (row) => format.count(row.seq) },
   { id: "id", title: "Id", width: 100, text: (row) => row.id },
-  { id: "state", title: "State", width: 150, text: (row) => format.stateWord(row.state), look: (row) => format.stateLook(row.state) },
+  { id: "state", title: "State", width: 164, text: (row) => format.stateWord(row.state), look: (row) => format.stateLook(row.state) },
   { id: "value", title: "Default metric", width: 140, isNumber: true, text: (row) => format.number(row.value) },
   { id: "latest", title: "Latest report", width: 130, isNumber: true, text: (row) => format.number(row.latest) },
   { id: "count", title: "Reports", width: 96, isNumber: true, text: (row) => format.count(row.count) },
@@ -37,6 +37,8 @@ const OWN_COLUMNS = [
   { id: "reason", title: "Why it ended", width: 260, text: (row) => short(format.why(row), 200) },
 ];
 const FIRST_COLUMNS = ["seq", "id", "state", "value", "latest", "duration", "reason"];
+/** On a narrow screen the result should be in sight. */
+const FIRST_COLUMNS_NARROW = ["seq", "state", "value", "duration", "reason"];
 
 /**
  * @param {Context} context
@@ -52,6 +54,7 @@ export function trials({ live, announce }) {
   /** @type {Set<string> | null} what a person chose; null: nobody did */
   let chosenColumns = null;
   let wanted = "";
+  const isNarrow = matchMedia("(max-width: 700px)").matches;
 
   const table = new TrialTable({
     label: "Trials",
@@ -83,7 +86,7 @@ export function trials({ live, announce }) {
 
   const element = h("div", { class: "page" },
     charts.element,
-    h("section", { class: "card", "aria-label": "Table of trials" },
+    h("section", { class: "card", "aria-label": "Table of trials" }, h("h2", { class: "unseen" }, "Table of trials"),
       h("div", { class: "bar" }, search, filters.element),
       h("div", { class: "bar" }, conditions.element, h("span", { class: "grow" }), total, columnMenu, compare),
       table.element,
@@ -105,7 +108,7 @@ export function trials({ live, announce }) {
 
   function chooseColumns() {
     const isChosen = (/** @type {string} */ id) =>
-      chosenColumns?.has(id) ?? (FIRST_COLUMNS.includes(id) || names.slice(0, FIRST_PARAMETERS).includes(id.slice(2)));
+      chosenColumns?.has(id) ?? ((isNarrow ? FIRST_COLUMNS_NARROW : FIRST_COLUMNS).includes(id) || names.slice(0, FIRST_PARAMETERS).includes(id.slice(2)));
     const parameterColumns = names.map(parameterColumn);
     const last = OWN_COLUMNS.slice(-1);
     const all = [...OWN_COLUMNS.slice(0, -1), ...parameterColumns, ...last];
@@ -197,7 +200,7 @@ export function trials({ live, announce }) {
  * @returns {Column}
  */
 function parameterColumn(name) {
-  return { id: `p:${name}`, title: short(name, 40), width: Math.min(220, 80 + 8 * Math.min(name.length, 18)), text: (row) => short(shown(flat(row.parameters).get(name)), 80) };
+  return { id: `p:${name}`, title: short(name, 40), width: Math.min(220, Math.max(124, 40 + 8 * name.length)), text: (row) => short(shown(flat(row.parameters).get(name)), 80) };
 }
 
 /**

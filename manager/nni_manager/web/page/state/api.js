@@ -1,8 +1,12 @@
-/** Requests to the manager's HTTP API. The session is a cookie that no script can read. */
+/**
+ * Requests to the manager's HTTP API. A session has two secrets: a cookie, which no script can read, and a key, which the page
+ * keeps and sends with everything it asks. Cookies reach every port of a host; what is stored here reaches this page alone.
+ */
 
 /** @import { Attempt, Changes, Job, KnownExperiment, LogPiece, Metric, Profile, Trial, UsageSample } from "../types.js" */
 
 const ROOT = "/api/v1/nni";
+const KEY = "trial-keeper-key";
 /** A manager that takes longer is told of as one that does not answer. */
 const PATIENCE_MS = 30_000;
 
@@ -23,6 +27,44 @@ export class Unreachable extends Error {}
 
 /**
  * @param {string} path
+ * @param {RequestInit} options
+ */
+async function send(path, options) {
+  const key = storedKey();
+  const headers = new Headers(options.headers);
+  if (key !== null) headers.set("X-Trial-Keeper", key);
+  const early = path === "/changes" ? asked(key) : null;
+  const response = await (early ?? fetch(ROOT + path, { cache: "no-store", credentials: "same-origin", ...options, headers }));
+  // Another tab may have been let in meanwhile: its key stays.
+  if (response.status === 401 && key !== null && storedKey() === key) localStorage.removeItem(KEY);
+  return response;
+}
+
+/** @returns {string | null} */
+function storedKey() {
+  try {
+    return localStorage.getItem(KEY);
+  } catch {
+    return null; // storage is forbidden here
+  }
+}
+
+/**
+ * The answer to what early.js has asked with this key, once.
+ *
+ * @param {string | null} key
+ * @returns {Promise<Response> | null}
+ */
+function asked(key) {
+  /** @type {{firstChanges?: {key: string, asked: Promise<Response>}}} */
+  const early = /** @type {any} */ (window);
+  const first = early.firstChanges;
+  delete early.firstChanges;
+  return first !== undefined && first.key === key ? first.asked : null;
+}
+
+/**
+ * @param {string} path
  * @param {RequestInit} [options]
  * @returns {Promise<any>} null when there is no body
  */
@@ -30,14 +72,7 @@ async function ask(path, options = {}) {
   let response;
   let text;
   try {
-    response = await fetch(ROOT + path, {
-      cache: "no-store",
-      credentials: "same-origin",
-      signal: AbortSignal.timeout(PATIENCE_MS),
-      ...options,
-      // Forms and images of other pages cannot send it.
-      headers: { "X-Trial-Keeper": "page", ...options.headers },
-    });
+    response = await send(path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options });
     text = await response.text();
   } catch (error) {
     throw new Unreachable("The manager does not answer.", { cause: error });
@@ -81,8 +116,17 @@ function trialPath(id) {
 export const api = {
   /** @param {string | null} since @returns {Promise<Changes>} */
   changes: (since) => ask(since === null ? "/changes" : `/changes?since=${encodeURIComponent(since)}`),
-  /** @param {string | null} since */
-  eventsUrl: (since) => (since === null ? `${ROOT}/events` : `${ROOT}/events?since=${encodeURIComponent(since)}`),
+  /**
+   * The stream of changes, which ends with `signal` alone. Null: there is none to be had now.
+   *
+   * @param {string | null} since
+   * @param {AbortSignal} signal
+   * @returns {Promise<ReadableStream<Uint8Array<ArrayBuffer>> | null>}
+   */
+  events: async (since, signal) => {
+    const response = await send(since === null ? "/events" : `/events?since=${encodeURIComponent(since)}`, { signal });
+    return response.ok ? response.body : null;
+  },
   /** @returns {Promise<Profile>} */
   profile: () => ask("/experiment"),
   /** @returns {Promise<{text: string, searchSpace: unknown}>} */
@@ -122,6 +166,9 @@ export const api = {
   /** @param {unknown} parameters @returns {Promise<{sequenceId: number, trialJobId: string}>} */
   propose: (parameters) => ask("/trial-jobs", change("POST", parameters)),
   /** @param {string} code */
-  enter: (code) => ask("/session", change("POST", { code })),
+  enter: async (code) => {
+    const { key } = await ask("/session", change("POST", { code }));
+    localStorage.setItem(KEY, key);
+  },
   leave: () => ask("/session", change("DELETE")),
 };

@@ -1,8 +1,8 @@
 /** The experiment as it goes on: an initial answer, then a stream of changes, or polling where there is none. */
 
-import { isOver } from "../format.js";
 import { api, Refused } from "./api.js";
 import { next } from "./connection.js";
+import { EventReader } from "./events.js";
 import { Rows } from "./rows.js";
 
 /** @import { Changes, Row, Summary } from "../types.js" */
@@ -13,14 +13,16 @@ import { Rows } from "./rows.js";
 const POLL_EVERY_MS = 2000;
 /** While nobody answers: often enough that a resumed manager is found at once. */
 const KNOCK_EVERY_MS = 2000;
-const STREAM_AGAIN_AFTER_MS = 20_000;
-/** A manager whose experiment runs says something every few seconds; a stream without it is held back on the way. */
-const LONGEST_SILENCE_MS = 20_000;
+const STREAM_AGAIN_AFTER_MS = 30_000;
+/** A manager says every 15 seconds that it is there; a stream without it is dead, or held back on the way. */
+const LONGEST_SILENCE_MS = 40_000;
+/** While these last, the time that an experiment has run goes on. */
+const COUNTING = ["RUNNING", "NO_MORE_TRIAL", "TUNER_NO_MORE_TRIAL"];
 
 export class Live {
   /** @type {Connection} */
   #connection = "loading";
-  /** @type {EventSource | null} */
+  /** @type {AbortController | null} */
   #stream = null;
   /** @type {string | null} */
   #version = null;
@@ -29,6 +31,7 @@ export class Live {
   /** @type {number | undefined} */
   #watchdog;
   #streamTriedAtMs = 0;
+  #hasBegun = false;
   /** @type {Set<(news: News) => void>} */
   #listeners = new Set();
   /** @type {Set<() => void>} */
@@ -59,8 +62,18 @@ export class Live {
     return this.summary?.optimizeMode !== "minimize";
   }
 
-  /** Begin to listen. */
+  /** How long the experiment has run by now, in seconds: between two answers the clock goes on here. */
+  get elapsedS() {
+    if (this.summary === null) return 0;
+    const goesOn = COUNTING.includes(this.summary.status) && this.#connection !== "silent";
+    return this.summary.elapsedS + (goesOn ? (Date.now() - this.heardAtMs) / 1000 : 0);
+  }
+
+  /** Begin to listen, unless that has begun. */
   start() {
+    if (this.#hasBegun) return this.knock();
+    this.#hasBegun = true;
+    document.addEventListener("visibilitychange", () => this.#look());
     void this.#load();
   }
 
@@ -113,7 +126,7 @@ export class Live {
     if (this.#connection === "polling" && Date.now() - this.#streamTriedAtMs > STREAM_AGAIN_AFTER_MS) {
       this.#happened("stream wanted");
     }
-    if (this.#connection === "connecting") this.#openStream();
+    if (this.#connection === "connecting") void this.#openStream();
     else this.#again(POLL_EVERY_MS);
   }
 
@@ -123,35 +136,61 @@ export class Live {
     this.#timer = window.setTimeout(() => void this.#load(), afterMs);
   }
 
-  #openStream() {
-    this.#streamTriedAtMs = Date.now();
-    const stream = new EventSource(api.eventsUrl(this.#version));
+  async #openStream() {
+    const stream = new AbortController();
     this.#stream = stream;
+    this.#streamTriedAtMs = Date.now();
     this.#watch();
-    stream.addEventListener("open", () => this.#happened("stream opened"));
-    stream.addEventListener("error", () => this.#loseStream());
-    stream.addEventListener("changes", (event) => {
+    try {
+      const body = await api.events(this.#version, stream.signal);
+      if (body !== null && stream === this.#stream) {
+        this.#happened("stream opened");
+        await this.#follow(body, stream);
+      }
+    } catch {
+      // It broke, or was ended: whether anybody is there is asked below.
+    }
+    // Who ended it has seen to what comes next.
+    if (stream !== this.#stream) return;
+    this.#closeStream();
+    this.#happened("stream lost");
+    void this.#load();
+  }
+
+  /**
+   * @param {ReadableStream<Uint8Array<ArrayBuffer>>} body
+   * @param {AbortController} stream
+   */
+  async #follow(body, stream) {
+    const events = new EventReader();
+    const texts = body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let piece = await texts.read(); !piece.done && stream === this.#stream; piece = await texts.read()) {
       this.#watch();
-      this.#take(JSON.parse(/** @type {MessageEvent} */ (event).data));
-    });
+      for (const { event, data } of events.push(piece.value)) if (event === "changes") this.#take(JSON.parse(data));
+    }
   }
 
   #watch() {
     clearTimeout(this.#watchdog);
-    this.#watchdog = window.setTimeout(() => {
-      if (this.summary !== null && isOver(this.summary.status) && this.#connection === "streaming") this.#watch();
-      else this.#loseStream();
-    }, LONGEST_SILENCE_MS);
+    this.#watchdog = window.setTimeout(() => this.#stream?.abort(), LONGEST_SILENCE_MS);
   }
 
-  /** The browser would open it again by itself, but would not say whether nobody is there or nobody is let in. */
-  #loseStream() {
-    if (this.#stream === null) return;
+  #closeStream() {
     clearTimeout(this.#watchdog);
-    this.#stream.close();
+    const stream = this.#stream;
     this.#stream = null;
-    this.#happened("stream lost");
-    void this.#load();
+    stream?.abort();
+  }
+
+  /** The page is looked at, or no more. */
+  #look() {
+    if (document.hidden && this.#stream !== null) {
+      this.#closeStream();
+      this.#happened("hidden");
+    } else if (!document.hidden && this.#connection === "resting") {
+      this.#happened("seen");
+      void this.#openStream();
+    } else if (!document.hidden) this.knock();
   }
 
   /** @param {Changes} changes */

@@ -15,8 +15,10 @@ import { plain } from "../plain.js";
  */
 
 const SOURCE = "/page/plotly.min.js";
-/** A chart of an experiment that runs is drawn so often at most. */
+/** A chart of an experiment that runs is drawn so often at most, */
 const DRAW_EVERY_MS = 1500;
+/** and so many times as long as a drawing takes lie between two: however many trials, the page stays free for its reader. */
+const REST_PER_DRAWING = 10;
 /** Of no use here, or (sending a chart to a server) not wanted. */
 const NO_BUTTONS = ["lasso2d", "select2d", "autoScale2d", "sendDataToCloud"];
 
@@ -79,6 +81,7 @@ export class Chart {
   #isVisible = false;
   #isStale = false;
   #drawnAtMs = 0;
+  #drawingMs = 0;
   /** @type {number | undefined} */
   #timer;
 
@@ -120,7 +123,8 @@ export class Chart {
 
   #soon() {
     if (this.#timer !== undefined) return;
-    const wait = Math.max(0, this.#drawnAtMs + DRAW_EVERY_MS - performance.now());
+    const rest = Math.max(DRAW_EVERY_MS, this.#drawingMs * REST_PER_DRAWING);
+    const wait = Math.max(0, this.#drawnAtMs + rest - performance.now());
     this.#timer = window.setTimeout(() => {
       this.#timer = undefined;
       void this.#drawNow();
@@ -144,10 +148,12 @@ export class Chart {
       return;
     }
     if (this.#isGone) return;
+    const beganAtMs = performance.now();
     await library.react(this.plot, drawing.traces, layoutOf(drawing.layout ?? {}), {
       displaylogo: false, responsive: true, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
     });
     this.#drawnAtMs = performance.now();
+    this.#drawingMs = this.#drawnAtMs - beganAtMs;
   }
 
   /** Let go of it: plotly keeps what it drew until it is told. */
@@ -166,7 +172,7 @@ function layoutOf(own) {
   const colour = colours();
   const axis = {
     gridcolor: colour["line"], linecolor: colour["line"], zerolinecolor: colour["line"], automargin: true,
-    tickfont: { size: 11 }, title: { font: { size: 12 }, standoff: 8 },
+    exponentformat: "e", tickfont: { size: 11 }, title: { font: { size: 12 }, standoff: 8 },
   };
   return {
     autosize: true,

@@ -73,8 +73,9 @@ export function topTable(trials) {
     h("td", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`)),
     h("td", { class: "number" }, number(trial.value)),
     h("td", { class: "grow" }, short(oneLine(trial.parameters), 300))));
-  return h("table", { class: "plain lines", "data-test": "top-trials" },
-    h("caption", { class: "unseen" }, "Top trials"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
+  return h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of top trials" },
+    h("table", { class: "plain lines", "data-test": "top-trials" },
+      h("caption", { class: "unseen" }, "Top trials"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
 }
 
 /**

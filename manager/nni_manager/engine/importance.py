@@ -1,0 +1,138 @@
+"""Which hyper-parameters mattered: Optuna's evaluation of the results there are.
+
+Source: PED-ANOVA (arXiv 2304.10255), as Optuna 5 has it.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Below this the best tenth, which is compared with all, is one trial.
+FEWEST_TRIALS = 10
+# A number with so few values is a choice.
+_FEW_VALUES = 10
+# Over so many orders of magnitude a number is looked at by its logarithm.
+_WIDE = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """The share of each parameter, highest first, by its path; `why`: what there is none for, as a sentence for people."""
+
+    shares: Mapping[str, float]
+    trials: int
+    why: str = ""
+
+
+def importance_of(
+    results: Iterable[tuple[Mapping[str, Any], str]], metric: str, *, maximize: bool
+) -> Importance:
+    """How much each parameter had to do with a trial being among the best tenth.
+
+    `results`: the parameters and the final result (JSON text) of each trial. `metric`: of a result that is a dict, the number
+    of this name. A choice within a choice is a parameter of its own, with the path "outer/inner".
+    """
+    known = [
+        (dict(_flat(parameters)), value)
+        for parameters, final in results
+        if (value := _number(final, metric)) is not None
+    ]
+    if len(known) < FEWEST_TRIALS:
+        return Importance(
+            {},
+            len(known),
+            f"{len(known)} trials have a number {metric!r} so far, and {FEWEST_TRIALS} are needed",
+        )
+    # All of it takes a second to import, which those pay who ask.
+    import optuna
+    from optuna.importance import get_param_importances
+    from optuna.trial import create_trial
+
+    from nni_manager.tuner.optuna_log import quieten
+
+    quieten()
+    values: dict[str, list[Any]] = {}
+    for parameters, _ in known:
+        for name, value in parameters.items():
+            values.setdefault(name, []).append(value)
+    axes = {name: axis for name, each in values.items() if (axis := _Axis.of(each)) is not None}
+    if not axes:
+        return Importance({}, len(known), "all trials had the same parameters")
+    study = optuna.create_study(direction="maximize" if maximize else "minimize")
+    study.add_trials(
+        [
+            create_trial(
+                params={name: axes[name].place(each) for name, each in parameters.items() if name in axes},
+                distributions={name: axes[name].distribution for name in parameters if name in axes},
+                value=value,
+            )
+            for parameters, value in known
+        ]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that of a rare choice little is known
+        shares = get_param_importances(study)
+    return Importance(
+        dict(sorted(((name, float(share)) for name, share in shares.items()), key=lambda each: -each[1])),
+        len(known),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """The values of one parameter as Optuna takes them: numbers, or one of a few."""
+
+    distribution: Any
+    options: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> "_Axis | None":
+        """None: there is one value only."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+        options = sorted({_word(value) for value in values})
+        if len(options) < 2:
+            return None
+        if len(options) <= _FEW_VALUES or not all(map(_is_number, values)):
+            return cls(CategoricalDistribution(options), tuple(options))
+        low, high = float(min(values)), float(max(values))
+        return cls(FloatDistribution(low, high, log=low > 0 and high / low >= _WIDE), None)
+
+    def place(self, value: Any) -> Any:
+        return float(value) if self.options is None else _word(value)
+
+
+def _flat(parameters: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in parameters.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{name}/")
+        else:
+            yield f"{path}{name}", value
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) < 1e300
+        and math.isfinite(value)
+    )
+
+
+def _number(final: str, metric: str) -> float | None:
+    try:
+        value = json.loads(final)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict):
+        value = value.get(metric)
+    elif metric != "default":
+        return None
+    return float(value) if _is_number(value) else None

@@ -1,0 +1,34 @@
+"""The experiments of this user, as what is stored of each tells it: nobody else is asked."""
+
+from typing import Any
+
+from nni_manager.engine.picture import Picture
+from nni_manager.engine.views import metadata_view
+from nni_manager.errors import NniManagerError
+from nni_manager.store.folders import ExperimentFolder, Registry, served_by, spoilt_lines
+
+
+def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:
+    """A line for each experiment that has anything stored, by id; `here` marks `own`. `url`: where it is served, if it is."""
+    registry = Registry.of_user()
+    folders = {folder.experiment_id: folder for folder in registry.all()} | {own.experiment_id: own}
+    lines = [line for folder in folders.values() if (line := _line(folder)) is not None]
+    lines += [line | {"url": None} for line in spoilt_lines(registry)]
+    return sorted(
+        (line | {"here": line["id"] == own.experiment_id} for line in lines), key=lambda line: str(line["id"])
+    )
+
+
+def _line(folder: ExperimentFolder) -> dict[str, Any] | None:
+    line: dict[str, Any] = {"id": folder.experiment_id}
+    manager = view = None
+    try:
+        if not folder.has_database():
+            return None
+        manager, view = folder.running_process(), folder.running_view()
+        line |= metadata_view(Picture.stored(folder, has_trials=False))
+    except NniManagerError as error:
+        # One that is spoilt must not hide the others.
+        line |= {"status": "UNREADABLE", "problem": str(error)}
+    server = manager or view
+    return line | served_by(folder, manager, view) | {"url": None if server is None else server.origin}

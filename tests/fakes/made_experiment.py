@@ -1,0 +1,136 @@
+"""Experiments that nobody ran: their stores are written at once, with as many trials as one likes, and served as a view."""
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import requests
+from real_experiment import RealExperiment
+
+from nni_manager.client.manager_client import session_with
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.view import View
+from nni_manager.serving import HttpServer, listen
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.store.store import ExperimentRow, Store, StoreReader, TrialRow
+from nni_manager.web.api import Api
+from nni_manager.web.entrance import Entrance
+from trial_keeper import __version__
+from trial_keeper.wire.reasons import ExitReason
+
+NUMBERS = [f"x{number}" for number in range(8)]
+
+
+def made_trial(number: int, now_s: float) -> Trial:
+    """One that has succeeded."""
+    value = number / 7
+    return Trial(
+        trial_id=f"{number:05d}",
+        sequence_id=number,
+        parameters=dict.fromkeys(NUMBERS, value),
+        memo={f"/{name}": value for name in NUMBERS},
+        created_at_s=now_s,
+        job_id=f"{number:05d}",
+        state=TrialState.SUCCEEDED,
+        attempt=0,
+        started_at_s=now_s,
+        ended_at_s=now_s + 1,
+        reason=ExitReason.SUCCEEDED,
+        exit_code=0,
+        final=str(value),
+        value=value,
+        reporter="main-0",
+    )
+
+
+def made_experiment(
+    folder: Path,
+    trials: int,
+    make_trial: Callable[[int, float], Trial] = made_trial,
+    **config: Any,
+) -> RealExperiment:
+    """One that is over, as its manager left it."""
+    experiment = RealExperiment(folder, "pass\n", maxTrialNum=max(trials, 1), **config)
+    experiment.create()
+    now_s = time.time()
+    write(
+        experiment.folder,
+        *(TrialRow.of(make_trial(number, now_s)) for number in range(trials)),
+        ExperimentRow(ExperimentState.DONE, "", 60.0, now_s, keeper_has_matched=True),
+    )
+    return experiment
+
+
+def write(folder: ExperimentFolder, *rows: Any) -> None:
+    """Store these rows as a manager would."""
+    with contextlib.closing(Store(folder.database, folder.collected_logs)) as store:
+        store.commit(rows, time.time())
+
+
+class ServedView:
+    """A view of an experiment, served from a thread of this process."""
+
+    def __init__(self, folder: ExperimentFolder) -> None:
+        self.folder = folder
+        listener = listen("127.0.0.1", 0, "")
+        self.port = listener.getsockname()[1]
+        with StoreReader(folder.database) as reader:
+            self.entrance = Entrance(reader.experiment().secret, folder.experiment_id, folder.ended_sessions)
+        self.process = ManagerProcess(os.getpid(), "127.0.0.1", self.port, __version__, self.entrance.token)
+        self.view = View(folder)
+        self.server = HttpServer(Api(self.view, "127.0.0.1", self.port, self.entrance, lambda: None).app())
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[listener])))
+        self._thread.start()
+
+    @property
+    def origin(self) -> str:
+        """How the addresses of its pages begin."""
+        return self.process.origin
+
+    def link(self) -> str:
+        """What lets one browser in, once."""
+        return f"{self.origin}/enter#{self.entrance.new_code()}"
+
+    def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
+        """What the HTTP API answers to the experiment's owner."""
+        with session_with(self.process) as session:
+            url = f"{self.origin}/api/v1/nni{path}"
+            return session.request(verb, url, **{"timeout": 30, **options})
+
+    def get(self, path: str) -> Any:
+        """A document of it."""
+        response = self.ask("GET", path)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def close(self) -> None:
+        """End it, with all connections."""
+        self.server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self.view.close()
+
+
+@contextlib.contextmanager
+def served_view(folder: ExperimentFolder) -> Iterator[ServedView]:
+    """A view of an experiment while it is needed."""
+    served = ServedView(folder)
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+def events_of(response: requests.Response) -> Iterator[dict[str, Any]]:
+    """The documents of a text/event-stream, as they come."""
+    lines = response.iter_lines(chunk_size=None)
+    for line in lines:
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])

@@ -1,0 +1,234 @@
+"""Who gets in to the web page: a browser by its link, nobody by half of a session, and no other page."""
+
+import importlib.util
+import socket
+
+import pytest
+import requests
+from made_experiment import made_experiment, served_view
+
+from nni_manager.store.folders import ManagerProcess
+from nni_manager.web.files import FOLDER, PLACES
+
+ROOT = "/api/v1/nni"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with served_view(made_experiment(tmp_path_factory.mktemp("access"), 3).folder) as view:
+        yield view
+
+
+class Browser:
+    """What a browser does of its own accord with cookies, and what the page does with its key."""
+
+    def __init__(self, served):
+        self._origin = served.origin
+        self.session = requests.Session()
+        self.session.trust_env = False
+        self.key = ""
+
+    def ask(self, verb, path, **options):
+        headers = {"X-Trial-Keeper": self.key, "Sec-Fetch-Site": "same-origin"} | options.pop("headers", {})
+        return self.session.request(
+            verb, self._origin + path, headers=headers, timeout=20, allow_redirects=False, **options
+        )
+
+    def enter(self, link):
+        answer = self.ask("POST", f"{ROOT}/session", json={"code": link.partition("#")[2]})
+        if answer.ok:
+            self.key = answer.json()["key"]
+        return answer
+
+
+@pytest.fixture
+def browser(served):
+    made = Browser(served)
+    with made.session:
+        yield made
+
+
+def test_a_link_opens_the_page_once(served, browser):
+    link = served.link()
+    assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
+    assert browser.ask("GET", link.partition("#")[0].removeprefix(served.origin)).status_code == 200
+    entered = browser.enter(link)
+    assert (entered.status_code, entered.headers["Cache-Control"]) == (200, "no-store")
+    assert browser.ask("GET", f"{ROOT}/summary").json()["id"] == "TESTEXPT"
+    again = browser.enter(link)
+    assert again.status_code == 403
+    assert again.json()["error"].endswith("`nnictl webui url` prints another")
+
+
+def test_the_cookie_is_no_scripts_and_no_other_pages(served, browser):
+    cookie = browser.enter(served.link()).headers["Set-Cookie"]
+    assert cookie.startswith("trial-keeper-TESTEXPT=")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert "Secure" not in cookie  # it is HTTP, on loopback: browsers would not keep it
+    assert served.entrance.token not in cookie
+    assert browser.key not in cookie
+
+
+def test_neither_the_cookie_nor_the_key_lets_anybody_in_alone(served, browser):
+    browser.enter(served.link())
+    key, browser.key = browser.key, ""
+    for path in (f"{ROOT}/summary", f"{ROOT}/changes", f"{ROOT}/events", f"{ROOT}/openapi.json"):
+        assert browser.ask("GET", path).status_code == 401, path
+    assert browser.ask("DELETE", f"{ROOT}/experiment").status_code == 401
+    browser.session.cookies.clear()
+    browser.key = key
+    assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
+
+
+def test_a_session_makes_no_links_and_so_no_other_sessions(served, browser):
+    browser.enter(served.link())
+    refused = browser.ask("POST", f"{ROOT}/entrance")
+    assert (refused.status_code, refused.json()["error"]) == (
+        403,
+        "cannot do this for a web page; use nnictl",
+    )
+    made = served.ask("POST", "/entrance")
+    assert made.json().keys() == {"code", "expiresInS"}
+    assert browser.enter("#" + made.json()["code"]).status_code == 200
+
+
+def test_who_signs_out_is_out(served, browser):
+    browser.enter(served.link())
+    cookies = dict(browser.session.cookies)
+    gone = browser.ask("DELETE", f"{ROOT}/session")
+    assert gone.status_code == 200
+    assert not browser.session.cookies
+    browser.session.cookies.update(cookies)
+    assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"code": 1}', b'{"code": null}', b'{"code": "x"}', b"\xff"]
+)
+def test_strangers_who_try_to_enter_get_a_sentence(served, body):
+    answer = requests.post(f"{served.origin}{ROOT}/session", data=body, timeout=20)
+    assert answer.status_code in (400, 403)
+    assert answer.json()["error"].startswith("cannot ")
+    assert "Set-Cookie" not in answer.headers
+
+
+def test_strangers_may_send_a_code_and_no_more(served):
+    assert requests.post(f"{served.origin}{ROOT}/session", data=b"x" * 2000, timeout=20).status_code == 413
+    assert requests.put(f"{served.origin}{ROOT}/session", data=b"", timeout=20).status_code == 401
+    assert requests.delete(f"{served.origin}{ROOT}/session", timeout=20).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"},
+    ],
+)
+def test_another_page_does_nothing_with_a_session(served, browser, headers):
+    browser.enter(served.link())
+    for verb, path in [("GET", "summary"), ("DELETE", "experiment"), ("POST", "session")]:
+        refused = browser.ask(verb, f"{ROOT}/{path}", headers=headers)
+        assert (refused.status_code, refused.json()["error"]) == (
+            403,
+            "cannot do this for another web page; use nnictl",
+        )
+
+
+def test_a_link_may_stand_in_another_page_and_the_files_may_not_be_used_there(served, browser):
+    follow = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}
+    assert browser.ask("GET", "/enter", headers=follow).status_code == 200
+    for dest in ("script", "iframe", "empty", "image"):
+        assert browser.ask("GET", "/enter", headers=follow | {"Sec-Fetch-Dest": dest}).status_code == 403
+    assert browser.ask("GET", "/enter", headers=follow | {"Host": "evil.example"}).status_code == 400
+
+
+# ---- the files of the page
+
+
+def test_everybody_gets_the_files_and_they_are_asked_for_once(served, browser):
+    for path in PLACES:
+        answer = browser.ask("GET", path)
+        assert answer.text == (FOLDER / "index.html").read_text()
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        tag = answer.headers["ETag"]
+        assert answer.headers["Cache-Control"] == "no-cache"
+        assert answer.headers["Content-Encoding"] == "gzip"
+        kept = browser.ask("GET", path, headers={"If-None-Match": tag})
+        assert (kept.status_code, kept.content) == (304, b"")
+        assert browser.ask("HEAD", path).status_code == 200
+    assert browser.ask("GET", "/").headers["Location"] == "/oview"
+
+
+def test_every_file_of_the_page_is_served_as_what_it_is(served, browser):
+    for path in (path for path in FOLDER.rglob("*") if path.is_file()):
+        answer = browser.ask("GET", f"/page/{path.relative_to(FOLDER).as_posix()}")
+        assert answer.content == path.read_bytes(), path
+        if path.suffix == ".js":
+            assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
+
+
+def test_the_charts_come_from_the_wheel_of_the_library(served, browser):
+    if importlib.util.find_spec("plotly") is None:
+        pytest.skip("plotly is not installed")
+    answer = browser.ask("GET", "/page/plotly.min.js")
+    assert answer.status_code == 200
+    assert b"plotly" in answer.content[:500]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/page/", "/page", "/page/../gate.py", "/page/..%2fgate.py", "/page/%2e%2e/gate.py", "/page//etc/passwd", "/page/gate.py",
+        "/page/index.html/", "/page/index.html%00", "/page/%ff", "/enter/x", "/oview/..", "/page/./index.html", "//oview",
+    ],
+)  # fmt: skip
+def test_no_path_leads_to_another_file(served, target):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as peer:
+        peer.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while piece := peer.recv(65536):
+            answer += piece
+    assert answer.split(b" ")[1] == b"401", answer
+
+
+def test_every_answer_tells_the_browser_what_the_page_may_do(served, browser):
+    browser.enter(served.link())
+    for verb, path, status in [
+        ("GET", "/oview", 200),
+        ("GET", "/", 307),
+        ("GET", f"{ROOT}/summary", 200),
+        ("GET", f"{ROOT}/nothing", 404),
+        ("GET", "/nothing", 404),
+        ("POST", f"{ROOT}/entrance", 403),
+    ]:
+        answer = browser.ask(verb, path)
+        assert answer.status_code == status
+        policy = answer.headers["Content-Security-Policy"]
+        rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+        assert (rules["default-src"], rules["script-src"], rules["connect-src"]) == (
+            "'none'",
+            "'self'",
+            "'self'",
+        )
+        assert (rules["frame-ancestors"], rules["base-uri"], rules["form-action"]) == ("'none'",) * 3
+        assert "unsafe" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert answer.headers["Cross-Origin-Opener-Policy"] == "same-origin"
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        if path.startswith(ROOT):
+            assert answer.headers["Cache-Control"] == "no-store"
+
+
+def test_where_a_program_finds_a_manager_is_where_a_browser_does():
+    for host, certificate, origin in [
+        ("127.0.0.1", None, "http://127.0.0.1:80"),
+        ("0.0.0.0", "AA", "https://127.0.0.1:80"),
+        ("::", "AA", "https://[::1]:80"),
+    ]:
+        assert ManagerProcess(1, host, 80, "0.6.0", "", certificate).origin == origin

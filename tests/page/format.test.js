@@ -1,0 +1,64 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import * as format from "../../manager/nni_manager/web/page/format.js";
+import { aRow } from "./trials.js";
+
+const SUMMARY = { status: "RUNNING", counts: { SUCCEEDED: 10 }, maxTrialNum: 20, elapsedS: 100, maxExecDurationS: null };
+
+test("a metric is shown with the six digits that count", () => {
+  assert.equal(format.number(0.123456789), "0.123457");
+  assert.equal(format.number(1234567), "1,234,567");
+  assert.equal(format.number(-0.5), "−0.5");
+  assert.equal(format.number(1e-7), "1e−7");
+  assert.equal(format.number(1.23456789e-7), "1.2346e−7");
+  assert.equal(format.number(-1e300), "−1e+300");
+});
+
+test("what is no number is a dash, and infinity is itself", () => {
+  assert.deepEqual([null, undefined, NaN, Infinity, -Infinity].map(format.number), ["–", "–", "–", "∞", "−∞"]);
+});
+
+test("a length of time has its two largest units", () => {
+  assert.deepEqual([0.02, 2.34, 59.9, 61, 3600, 3725, 90_000, -5].map(format.duration),
+    ["20 ms", "2.3 s", "1 min", "1 min 1 s", "1 h", "1 h 2 min", "1 d 1 h", "0 ms"]);
+});
+
+test("a length of time is read in the units that nnictl takes", () => {
+  assert.deepEqual(["90", "90s", "1.5h", " 2 d ", "30min", "soon", "", "-1"].map(format.seconds), [90, 90, 5400, 172_800, 1800, null, null, null]);
+});
+
+test("sizes have binary units", () => {
+  assert.deepEqual([0, 1023, 1536, 5 * 2 ** 30, null].map(format.bytes), ["0 bytes", "1,023 bytes", "1.5 KiB", "5.0 GiB", "–"]);
+});
+
+test("the time left goes by the trials that are left", () => {
+  assert.equal(format.timeLeft(SUMMARY), "about 1 min 40 s left");
+});
+
+test("the time limit is told when it comes first", () => {
+  assert.equal(format.timeLeft({ ...SUMMARY, maxExecDurationS: 130 }), "30 s left");
+});
+
+test("an experiment that is over has no time left to tell", () => {
+  assert.equal(format.timeLeft({ ...SUMMARY, status: "DONE" }), "");
+});
+
+test("a trial failed for the last line that it wrote", () => {
+  const trial = aRow({ reason: "non-zero exit", exitCode: 1, message: "Traceback:\n  line 1\nValueError: \u001b[31mnan\u001b[0m\n" });
+  assert.equal(format.why(trial), "exit code 1: ValueError: nan");
+});
+
+test("what happened to a trial stands before what it wrote", () => {
+  assert.equal(format.why(aRow({ reason: "keeper lost", message: "its node is gone\nepoch 3" })), "keeper lost: its node is gone");
+  assert.equal(format.why(aRow({ reason: "signal", exitCode: 137, message: "" })), "signal 9");
+});
+
+test("a trial that succeeded needs no reason, unless something is missing", () => {
+  assert.equal(format.why(aRow()), "");
+  assert.equal(format.why(aRow({ message: "it reported no final result" })), "it reported no final result");
+});
+
+test("a word that this page does not know is shown as it is", () => {
+  assert.equal(format.stateWord("SOMETHING_NEW"), "SOMETHING_NEW");
+  assert.equal(format.stateWord("SYS_CANCELED"), "Out of time");
+});

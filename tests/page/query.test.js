@@ -1,0 +1,68 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { arrange, matches, rearrange } from "../../manager/nni_manager/web/page/query.js";
+import { aRow, seeded } from "./trials.js";
+
+const ALL = { states: new Set(), text: "", conditions: [], order: { column: "seq", descending: false } };
+/** @param {object} row @param {string} name @param {string} operator @param {string} value */
+const holds = (row, name, operator, value) => matches(aRow(row), { ...ALL, conditions: [{ name, operator, value }] });
+
+test("every word of a search has to be somewhere in a trial", () => {
+  const row = aRow({ id: "xYz12", seq: 41, parameters: { optimizer: "Adam", lr: 0.01 }, message: "loss is nan" });
+  for (const text of ["xyz", "41", "adam nan", "lr=0.01", "optimizer=adam", "  "]) assert.ok(matches(row, { ...ALL, text }), text);
+  for (const text of ["sgd", "adam sgd"]) assert.ok(!matches(row, { ...ALL, text }), text);
+});
+
+test("states are those that are asked for, or all", () => {
+  assert.ok(matches(aRow(), ALL));
+  assert.ok(!matches(aRow(), { ...ALL, states: new Set(["FAILED"]) }));
+});
+
+test("numbers are compared as numbers", () => {
+  const row = { parameters: { batch: 16 } };
+  assert.ok(holds(row, "batch", "<", "128"));
+  assert.ok(holds(row, "batch", "=", "16.0"));
+  assert.ok(holds(row, "batch", "≥", "16"));
+  assert.ok(!holds(row, "batch", ">", "16"));
+});
+
+test("words are compared as words, and found in part", () => {
+  const row = { parameters: { net: { _name: "conv", units: 3 } } };
+  assert.ok(holds(row, "net", "=", "conv"));
+  assert.ok(holds(row, "net", "contains", "ON"));
+  assert.ok(holds(row, "net/units", "=", "3"));
+});
+
+test("a trial without the parameter is only ever unlike a value", () => {
+  assert.ok(!holds({}, "depth", "<", "3"));
+  assert.ok(holds({}, "depth", "≠", "3"));
+});
+
+test("what a trial does not have stands last, up and down", () => {
+  const rows = [aRow({ id: "a", seq: 0 }), aRow({ id: "b", seq: 1, value: 1 }), aRow({ id: "c", seq: 2, value: 2 })];
+  /** @param {boolean} descending */
+  const ids = (descending) => arrange(rows, { ...ALL, order: { column: "value", descending } }).map((row) => row.id).join("");
+  assert.equal(ids(false), "bca");
+  assert.equal(ids(true), "cba");
+});
+
+test("changes lead to the same table as sorting everything anew", () => {
+  const random = seeded(3);
+  for (const column of ["seq", "value", "state", "p:lr", "p:kind"]) {
+    const query = { ...ALL, text: "", states: new Set(["SUCCEEDED", "RUNNING"]), order: { column, descending: random() < 0.5 } };
+    /** @param {number} seq */
+    const some = (seq) => aRow({
+      id: `t${seq}`, seq, status: ["SUCCEEDED", "RUNNING", "FAILED"][Math.floor(random() * 3)], value: random() < 0.2 ? null : Math.floor(random() * 9),
+      parameters: { lr: Math.floor(random() * 5), kind: ["a", "b"][Math.floor(random() * 2)] },
+    });
+    let rows = Array.from({ length: 200 }, (_, seq) => some(seq));
+    let shown = arrange(rows, query);
+    for (let round = 0; round < 60; round++) {
+      const changed = Array.from({ length: 1 + Math.floor(random() * 20) }, () => Math.floor(random() * (rows.length + 1)));
+      const fresh = [...new Set(changed)].map(some);
+      rows = [...rows.filter((row) => !fresh.some((each) => each.id === row.id)), ...fresh];
+      shown = rearrange(shown, fresh, query);
+      assert.deepEqual(shown.map((row) => row.id), arrange(rows, query).map((row) => row.id));
+    }
+  }
+});

@@ -1,0 +1,46 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { NEXT, next } from "../../manager/nni_manager/web/page/state/connection.js";
+import { EventReader } from "../../manager/nni_manager/web/page/state/events.js";
+import { Rows } from "../../manager/nni_manager/web/page/state/rows.js";
+import { aRow } from "./trials.js";
+
+test("a manager that comes back is heard by a stream again", () => {
+  const course = ["failed", "failed", "answered", "stream opened"];
+  assert.equal(course.reduce((state, happening) => next(state, happening), "polling"), "streaming");
+});
+
+test("where no stream gets through the page goes on by polling", () => {
+  assert.equal(["stream lost", "answered", "answered"].reduce((state, happening) => next(state, happening), "connecting"), "polling");
+});
+
+test("every state leads to states there are, and what cannot happen is a bug", () => {
+  for (const leads of Object.values(NEXT)) for (const to of Object.values(leads)) assert.ok(to in NEXT);
+  assert.throws(() => next("locked", "stream opened"), /cannot happen while locked/);
+});
+
+test("events are whole however they are cut", () => {
+  const text = ': hello\n\nid: 1\nevent: changes\ndata: {"a":1}\n\n: still there\n\nevent: changes\ndata: {"b":\ndata: 2}\n\n';
+  for (let size = 1; size < text.length; size++) {
+    const reader = new EventReader();
+    const events = [];
+    for (let at = 0; at < text.length; at += size) events.push(...reader.push(text.slice(at, at + size)));
+    assert.deepEqual(events, [{ event: "changes", data: '{"a":1}' }, { event: "changes", data: '{"b":\n2}' }]);
+  }
+});
+
+test("changed trials take their places, new ones come in order", () => {
+  const rows = new Rows();
+  rows.apply({ reset: true, trials: [aRow({ id: "b", seq: 1 }), aRow({ id: "a", seq: 0 })] });
+  rows.apply({ reset: false, trials: [aRow({ id: "d", seq: 3 }), aRow({ id: "c", seq: 2 }), aRow({ id: "a", seq: 0, value: 5 })] });
+  assert.deepEqual(rows.all.map((row) => row.id), ["a", "b", "c", "d"]);
+  assert.equal(rows.byId.get("a")?.value, 5);
+  assert.equal(rows.all[0], rows.byId.get("a"));
+});
+
+test("a manager that was started anew tells everything, and nothing old stays", () => {
+  const rows = new Rows();
+  rows.apply({ reset: true, trials: [aRow({ id: "old", seq: 0 })] });
+  rows.apply({ reset: true, trials: [aRow({ id: "new", seq: 0 })] });
+  assert.deepEqual(rows.all.map((row) => row.id), ["new"]);
+});

@@ -1,0 +1,18 @@
+/** Trials as the manager tells of them, made of what matters to a test. */
+
+/** @param {object} [fields] */
+export function aRow(fields = {}) {
+  return {
+    id: "aB3dE", seq: 0, state: "SUCCEEDED", status: "SUCCEEDED", parameters: {}, value: null, latest: null, count: 0, submit: 0, start: 0,
+    end: 1000, reason: "succeeded", exitCode: 0, message: "", attempt: 0, customized: false, ...fields,
+  };
+}
+
+/** A generator of the same numbers in each run. */
+export function seeded(seed) {
+  let state = seed;
+  return () => {
+    state = (state * 1664525 + 1013904223) % 2 ** 32;
+    return state / 2 ** 32;
+  };
+}

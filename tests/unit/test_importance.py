@@ -1,0 +1,77 @@
+"""Which hyper-parameters mattered."""
+
+import json
+import math
+import random
+
+import pytest
+
+from nni_manager.engine.importance import FEWEST_TRIALS, importance_of
+
+
+def results(count, value_of, **kinds):
+    numbers = random.Random(1)
+    for _ in range(count):
+        parameters = {name: draw(numbers) for name, draw in kinds.items()}
+        yield parameters, json.dumps(value_of(parameters))
+
+
+def uniform(numbers):
+    return numbers.uniform(-1, 1)
+
+
+def test_what_the_result_depends_on_comes_first():
+    found = importance_of(
+        results(200, lambda p: p["a"] + p["b"] / 100, a=uniform, b=uniform), "default", maximize=True
+    )
+    assert next(iter(found.shares)) == "a"
+    assert found.shares["a"] > 0.7
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert (found.trials, found.why) == (200, "")
+
+
+def test_choices_logarithms_and_nested_choices_are_told_apart():
+    def nested(numbers):
+        kind = numbers.choice(["conv", "pool"])
+        return {"_name": kind} | ({"size": numbers.choice([3, 5])} if kind == "conv" else {})
+
+    found = importance_of(
+        results(
+            300,
+            lambda p: -abs(math.log10(p["lr"]) + 3) + (p["layer"].get("size", 0) == 5),
+            lr=lambda numbers: 10 ** numbers.uniform(-6, 0),
+            layer=nested,
+            flag=lambda numbers: numbers.random() < 0.5,
+            same=lambda numbers: 7,
+        ),
+        "default",
+        maximize=True,
+    )
+    assert found.shares.keys() == {"lr", "layer/_name", "layer/size", "flag"}
+    assert min(found.shares, key=found.shares.get) == "flag"
+
+
+def test_another_number_of_a_result_can_be_asked_for():
+    given = list(results(50, lambda p: {"default": p["a"], "loss": p["b"]}, a=uniform, b=uniform))
+    for metric, first in (("default", "a"), ("loss", "b")):
+        assert next(iter(importance_of(given, metric, maximize=False).shares)) == first
+
+
+def test_too_few_results_are_told_as_such():
+    found = importance_of(results(FEWEST_TRIALS - 1, lambda p: p["a"], a=uniform), "default", maximize=True)
+    assert (found.shares, found.why) == ({}, "9 trials have a number 'default' so far, and 10 are needed")
+    found = importance_of(results(20, lambda p: p["a"], a=uniform), "loss", maximize=True)
+    assert found.why.startswith("0 trials have a number 'loss'")
+
+
+def test_parameters_that_never_changed_are_told_as_such():
+    found = importance_of(results(20, lambda p: 1, a=lambda _: 1), "default", maximize=True)
+    assert found.why == "all trials had the same parameters"
+
+
+def test_whatever_people_propose_as_parameters_is_taken():
+    values = [1, 2.5, "x", None, True, [1], {}, {"a": 1}, 1e308, -1e308, "<script>", 10**400, "\ud800"]
+    given = [({"odd": value, "n": number}, str(number)) for number, value in enumerate(values * 2)]
+    found = importance_of([*given, ({}, "3"), ({"n": 1}, "NaN"), ({"n": 1}, "{")], "default", maximize=True)
+    assert found.trials == 27
+    assert "n" in found.shares

@@ -1,0 +1,159 @@
+"""Ranges of what trials wrote: no character is cut, nothing is skipped, and no link is followed."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nni_manager.engine.trial_logs import LogReplaced, attempts_of, read_range, sizes_of
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.store import log_path
+from trial_keeper.wire.messages import AttemptKey, Stream
+
+KEY = AttemptKey("t1", 0, "main-0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = ExperimentFolder(tmp_path_factory.mktemp("logs") / "TESTEXPT")
+    made.make()
+    return made
+
+
+def write(folder, content, key=KEY, stream=Stream.STDOUT, *, collected=False):
+    path = (
+        log_path(folder.collected_logs, key, stream)
+        if collected
+        else folder.workspace.attempt(key).stream(stream)
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def read(folder, first=0, most=256 * 1024, **options):
+    return read_range(folder, "t1", Stream.STDOUT, first=first, most_bytes=most, **options)
+
+
+TEXT = st.text(st.sampled_from("aé€😀\n\x1b\x00"), max_size=60)
+
+
+@settings(max_examples=80)
+@given(text=TEXT, most=st.integers(4, 30))
+def test_ranges_that_follow_one_another_make_the_whole_text(folder, text, most):
+    write(folder, text.encode())
+    read_so_far, at = "", 0
+    while at < len(text.encode()):
+        part = read(folder, at, most)
+        assert (part.first, part.size_bytes) == (at, len(text.encode()))
+        assert part.following > at
+        read_so_far, at = read_so_far + part.text, part.following
+    assert read_so_far == text
+
+
+@settings(max_examples=80)
+@given(text=TEXT, first=st.integers(-300, 300), most=st.integers(4, 30))
+def test_a_range_begins_and_ends_with_whole_characters_wherever_it_is_asked_for(folder, text, first, most):
+    content = text.encode()
+    write(folder, content)
+    part = read(folder, first, most)
+    assert content[part.first : part.following].decode() == part.text
+    asked = min(max(len(content) + first, 0) if first < 0 else first, len(content))
+    assert asked <= part.first <= min(asked + 3, max(len(content), asked))
+
+
+@settings(max_examples=80)
+@given(content=st.binary(max_size=80), most=st.integers(4, 30))
+def test_bytes_that_are_no_text_are_shown_all_the_same_and_end(folder, content, most):
+    write(folder, content)
+    at, seen = 0, ""
+    while True:
+        part = read(folder, at, most, is_whole=True)
+        seen += part.text
+        if part.following == at:
+            break
+        at = part.following
+    assert at == len(content)
+    assert len(seen.encode("utf-8", "replace")) >= len(content) / 4
+
+
+def test_the_half_of_a_character_that_is_still_being_written_waits(folder):
+    write(folder, "a€".encode()[:-1])
+    assert (read(folder).text, read(folder).following) == ("a", 1)
+    assert read(folder, is_whole=True).text == "a\ufffd"
+
+
+def test_the_fuller_one_of_collected_and_written_is_shown(folder):
+    key = AttemptKey("t1", 1, "main-0")
+    write(folder, b"written, all of it", key)
+    write(folder, b"collected", key, collected=True)
+    assert read(folder, attempt=1).text == "written, all of it"
+    write(folder, b"collected, and then all was removed", key, collected=True)
+    assert read(folder, attempt=1).text.endswith("removed")
+    assert sizes_of(folder, key) == {Stream.STDOUT: 35}
+
+
+def test_without_an_attempt_the_newest_is_shown_and_each_can_be_named(folder):
+    write(folder, b"first", KEY)
+    write(folder, b"second", AttemptKey("t1", 2, "main-0"))
+    write(folder, b"worker", AttemptKey("t1", 2, "worker-0"))
+    assert read(folder).text == "second"
+    assert read(folder, attempt=0).text == "first"
+    assert read(folder, attempt=2, task="worker-0").text == "worker"
+    assert [(key.attempt, key.task) for key in attempts_of(folder, "t1")][-2:] == [
+        (2, "main-0"),
+        (2, "worker-0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"attempt": 9},
+        {"attempt": 2, "task": "nobody"},
+        {"attempt": 2, "task": "../../x"},
+        {"attempt": 2, "task": ""},
+    ],
+)
+def test_what_there_is_not_is_empty(folder, named):
+    found = read(folder, **named)
+    assert (found.size_bytes, found.text, found.following) == (0, "", 0)
+
+
+def test_a_link_in_the_place_of_a_log_is_not_followed(folder, tmp_path):
+    path = write(folder, b"x", AttemptKey("t1", 7, "main-0"))
+    path.unlink()
+    (tmp_path / "stdout").write_text("a secret")
+    path.symlink_to(tmp_path / "stdout")
+    with pytest.raises(LogReplaced, match=r"look at it with care$"):
+        read(folder, attempt=7)
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.symlink_to(tmp_path)
+    with pytest.raises(LogReplaced, match=r"look at it with care$"):
+        read(folder, attempt=7)
+    path.parent.unlink()
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(folder):
+    path = write(folder, b"x", AttemptKey("t1", 9, "main-0"))
+    path.unlink()
+    os.mkfifo(path)
+    assert read(folder, attempt=9).size_bytes == 0
+
+
+def test_a_log_of_a_hundred_megabytes_costs_what_is_shown_of_it(folder, monkeypatch):
+    path = folder.workspace.attempt(AttemptKey("t1", 8, "main-0")).stream(Stream.STDOUT)
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"the last line\n")
+    read_bytes = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *given: read_bytes.append(given[1]) or pread(*given))
+    part = read(folder, -1000, 1000, attempt=8)
+    assert part.text.endswith("the last line\n")
+    assert part.size_bytes == 100 * 2**20 + 14
+    assert sum(read_bytes) <= 1003
