@@ -104,12 +104,13 @@ def test_a_job_that_fails_brings_its_exit_code_and_its_last_words(site, word):
 def test_a_stopped_job_is_asked_to_end_and_a_deleted_one_is_lost(site, word):
     site.config, kind = CONFIGS[word], KINDS[word]
     tasks = len(site.config.roles)
-    site.runs("trap 'exit 9' TERM; sleep 100 & wait")
+    site.runs("trap 'exit 9' TERM; touch $TRIAL_KEEPER_WORKSPACE/$POD_NAME; sleep 100 & wait")
 
     async def work():
         async with site.manager() as service:
             await service.submit(site.settings())
             name, *_ = await until_pods_run(site, tasks)
+            await until((site.folder / "EXPT" / name).exists, "it will hear", WITHIN_S)
             (process,) = site.cluster.node.processes("default", name)
             assert await service.stop("trial1")
             end = await site.has_ended()
