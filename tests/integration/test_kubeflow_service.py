@@ -244,6 +244,28 @@ def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, la
     kubernetes.close()
 
 
+def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_it(site):
+    site.store.delete(DEFINITIONS, "", "pytorchjobs.kubeflow.org")
+    site.store.create(DEFINITIONS, "", definitions.pytorch_job("v1beta2"))
+    master = replace(WORKER, name="master")
+    site.config = replace(CONFIGS["pytorch-operator"], roles=(master,), api_version="v1beta2")
+    site.runs("true")
+
+    async def work():
+        check(kubernetes, needs_of(operator_of(site.config), "default"))
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            assert (await site.has_ended()).exit_code == 0
+        made = {
+            entry.after["apiVersion"] for entry in site.store.history if entry.kind.plural == "pytorchjobs"
+        }
+        assert made == {"kubeflow.org/v1beta2"}
+
+    kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
+    run(work())
+    kubernetes.close()
+
+
 def test_an_operator_that_is_not_installed_is_named(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for kind in (TF_JOBS, LOCAL_QUEUES):
