@@ -8,7 +8,8 @@ import copy
 import json
 import uuid
 
-from kube_store import JOBS, PODS, Kind, now
+from kube_events import tell
+from kube_store import JOBS, PODS, Kind, Refused, now
 
 TF_JOBS = Kind("kubeflow.org", "v1", "tfjobs", "TFJob", is_custom=True)
 PYTORCH_JOBS = Kind("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob", is_custom=True)
@@ -39,6 +40,16 @@ def owner_of(found):
 def pods_of(store, found):
     names = [name for kind, _, name in store.dependents(found["metadata"]["uid"]) if kind is PODS]
     return [store.get(PODS, found["metadata"]["namespace"], name) for name in names]
+
+
+def _make_pod(store, owner, pod, reason, component):
+    """A pod of a job; that it is refused for the moment, as with a quota, is told in an event, and it is tried again."""
+    try:
+        store.create(PODS, owner["metadata"]["namespace"], pod)
+    except Refused as refused:
+        if refused.status != 403:
+            raise
+        tell(store, owner, reason, f"Error creating: {refused.message}", component)
 
 
 def phases(pods):
@@ -140,7 +151,8 @@ def _make_pods(store, kind, job, prefix, specs):
         for index in range(spec["replicas"]):
             name = f"{meta['name']}-{type_.lower()}-{index}"
             if name not in there:
-                store.create(PODS, meta["namespace"], _replica(kind, job, prefix, specs, type_, index, name))
+                made = _replica(kind, job, prefix, specs, type_, index, name)
+                _make_pod(store, job, made, "FailedCreatePod", f"{kind.kind.lower()}-controller")
             elif _is_to_restart(spec, there[name]):
                 restarted.add(type_)
                 store.delete(PODS, meta["namespace"], name)
@@ -305,7 +317,7 @@ def _make_indexed_pods(store, job, pods):
             },
             "spec": spec,
         }
-        store.create(PODS, meta["namespace"], body)
+        _make_pod(store, job, body, "FailedCreate", "job-controller")
 
 
 # ---- Kubeflow Trainer
