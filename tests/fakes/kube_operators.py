@@ -42,16 +42,6 @@ def pods_of(store, found):
     return [store.get(PODS, found["metadata"]["namespace"], name) for name in names]
 
 
-def _make_pod(store, owner, pod, reason, component):
-    """A pod of a job; that it is refused for the moment, as with a quota, is told in an event, and it is tried again."""
-    try:
-        store.create(PODS, owner["metadata"]["namespace"], pod)
-    except Refused as refused:
-        if refused.status != 403:
-            raise
-        tell(store, owner, reason, f"Error creating: {refused.message}", component)
-
-
 def phases(pods):
     counted = dict.fromkeys(("Pending", "Running", "Succeeded", "Failed"), 0)
     for pod in pods:
@@ -72,6 +62,14 @@ def condition(conditions, type_, status, reason, message):
 def is_true(found, *types):
     conditions = (found.get("status") or {}).get("conditions", [])
     return any(each["type"] in types and each["status"] == "True" for each in conditions)
+
+
+def _create_pod(store, job, reason, body):
+    try:
+        store.create(PODS, job["metadata"]["namespace"], body)
+    except Refused as refused:
+        tell(store, job, reason, f"Error creating: {refused.message}", f"{job['kind'].lower()}-controller")
+        raise
 
 
 def _write_status(store, kind, found, status):
@@ -151,8 +149,9 @@ def _make_pods(store, kind, job, prefix, specs):
         for index in range(spec["replicas"]):
             name = f"{meta['name']}-{type_.lower()}-{index}"
             if name not in there:
-                made = _replica(kind, job, prefix, specs, type_, index, name)
-                _make_pod(store, job, made, "FailedCreatePod", f"{kind.kind.lower()}-controller")
+                _create_pod(
+                    store, job, "FailedCreatePod", _replica(kind, job, prefix, specs, type_, index, name)
+                )
             elif _is_to_restart(spec, there[name]):
                 restarted.add(type_)
                 store.delete(PODS, meta["namespace"], name)
@@ -317,7 +316,7 @@ def _make_indexed_pods(store, job, pods):
             },
             "spec": spec,
         }
-        _make_pod(store, job, body, "FailedCreate", "job-controller")
+        _create_pod(store, job, "FailedCreate", body)
 
 
 # ---- Kubeflow Trainer

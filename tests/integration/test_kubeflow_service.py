@@ -6,7 +6,7 @@ import kube_definitions as definitions
 import pytest
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
 from kube_site import QUICK, WITHIN_S, a_site, run
-from kube_store import DEFINITIONS, JOBS, PODS, SECRETS
+from kube_store import DEFINITIONS, JOBS, PODS, QUOTAS, SECRETS
 from real_experiment import until
 
 pytest.importorskip("kubernetes")
@@ -157,6 +157,22 @@ def test_a_job_that_its_cluster_restarts_has_not_ended(site):
             site.cluster.node.kill("default", f"{NAME}-worker-0", "OOMKilled")
             end = await site.has_ended()
             assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
+
+    run(work())
+
+
+@pytest.mark.parametrize("word", ["tf-operator", "job"])
+def test_a_quota_that_lets_no_pod_be_made_is_why_a_job_waits(site, word):
+    site.config = replace(CONFIGS[word], roles=(WORKER,))
+    site.store.create(QUOTAS, "default", {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}})
+    site.runs("true")
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await until(lambda: "exceeded quota: small" in service.why_it_waits("trial1"), "told", WITHIN_S)
+            site.store.delete(QUOTAS, "default", "small")
+            assert (await site.has_ended()).exit_code == 0
 
     run(work())
 

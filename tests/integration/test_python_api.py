@@ -219,7 +219,7 @@ def test_whatever_ends_the_program_nothing_is_left(place, started, how):
     (place / "train.py").write_text(ENDLESS)
     script = started(LAST_LINES[how])
     if how == "the end of Python":
-        read_until(script, "after fork RUNNING")
+        assert "after fork RUNNING\n" in read_until(script, "after fork")
         out, err = script.communicate("\n", timeout=60)
     else:
         read_until(script, "1 running")
