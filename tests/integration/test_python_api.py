@@ -238,7 +238,7 @@ def test_kill_9_stops_the_experiment_and_not_a_detached_one(place, started):
         tied = next(each for each in known() if each.experiment_id == tied_id)
         return tied.manager is None and tied.status()["status"] == "STOPPED" and tied
 
-    tied = wait_until(tied_has_ended, "the manager has stopped the experiment by itself", 20)
+    tied = wait_until(tied_has_ended, "the manager has stopped the experiment by itself")
     assert "stops, as the program that wanted it has ended" in tied.folder.manager_log.read_text()
     (port,) = [each.manager.port for each in known() if each.manager is not None]
     with Experiment.connect(port) as detached:
