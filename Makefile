@@ -12,10 +12,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test golden faults hostile check fix proto bench quality images
+.PHONY: help demo test test-k8s golden faults hostile check fix proto bench quality images
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.installed-manager,examples ## run examples/digits to the end on the OpenPAI of this machine
 	@nnictl openpai status >/dev/null && was_running=1 || was_running=; \
@@ -25,6 +25,10 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 
 test: .venv/.installed-test ## run all tests
 	pytest -n 3 --dist loadscope
+
+# Their files are named, because to collect all tests takes longer than some of these.
+test-k8s: .venv/.installed-test ## the tests that run on any Kubernetes cluster, on that of KUBECONFIG; see CONTRIBUTING.md
+	TEST_KUBECONFIG="$${KUBECONFIG:-$$HOME/.kube/config}" pytest -m any_cluster $$(grep -rl --include='test_*.py' mark.any_cluster tests)
 
 golden: .venv/.installed-test ## write tests/golden/nnictl anew: what nnictl says, word by word
 	GOLDEN=write pytest -q tests/unit/test_cli_golden.py

@@ -3,6 +3,7 @@
 import sys
 
 from bench_experiment import at_rest, report_to_row, report_to_row_in_a_flood, report_to_row_of_many
+from bench_kubernetes import calls_of_jobs
 from bench_local_cluster import keeper_connected, submission
 from bench_many_keepers import cost_of_trials, ingest, many_idle
 from bench_many_trials import listing, suggestion
@@ -33,6 +34,7 @@ MEASUREMENTS = (
     keeper_connected,
     at_rest,
     many_idle,
+    calls_of_jobs,
 )
 
 

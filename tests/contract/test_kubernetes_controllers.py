@@ -8,8 +8,8 @@ import pytest
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
 from kube_definitions import FRAMEWORK
-from kube_kubelet import expanded, seen_here
-from kube_store import CONFIG_MAPS, DEFINITIONS, EVENTS, NAMESPACES, PODS, SECRETS, Refused
+from kube_kubelet import StillPod, expanded, seen_here
+from kube_store import CONFIG_MAPS, DEFINITIONS, EVENTS, NAMESPACES, PODS, QUOTAS, SECRETS, Refused
 from real_experiment import wait_until
 
 RECORDED = Path(__file__).parents[1] / "golden" / "kubernetes" / "framework_that_fails.json"
@@ -147,10 +147,97 @@ def test_a_container_waits_for_its_secret_and_volume_and_says_so(cluster):
     spec = role(command="test $T = told")
     spec["task"]["pod"]["spec"]["containers"][0]["env"] = variables
     run(cluster, spec)
-    wait_until(lambda: cluster.store.list(EVENTS), "somebody is told", 20)
-    assert 'secret "s" not found' in [event["message"] for event in cluster.store.list(EVENTS)]
+    assert why_it_waits(cluster) == (
+        *("CreateContainerConfigError", 'secret "s" not found'),
+        [("Failed", 'Error: secret "s" not found')],
+    )
     cluster.store.create(SECRETS, "default", {"metadata": {"name": "s"}, "stringData": {"t": "told"}})
     assert completed(cluster)["completionStatus"]["code"] == 0
+
+
+def why_it_waits(cluster, reason=None):
+    """The pod's own reason and message, and its warnings, as soon as there are any (with this reason)."""
+    warnings = "type=Warning,involvedObject.kind=Pod"
+    wait_until(
+        lambda: any(
+            reason in (None, each["reason"]) for each in cluster.store.list(EVENTS, "default", "", warnings)
+        ),
+        *("somebody is told", 20),
+    )
+    status = cluster.store.get(PODS, "default", f"{NAME}-worker-0")["status"]
+    (scheduled,) = status["conditions"]
+    (state,) = (each["state"] for each in status.get("containerStatuses", [{"state": {"waiting": {}}}]))
+    said = scheduled if scheduled["status"] == "False" else state["waiting"]
+    events = cluster.store.list(EVENTS, "default", "", warnings)
+    return (
+        *(said.get("reason"), said.get("message")),
+        [
+            (each["reason"], each["message"])
+            for each in sorted(events, key=lambda it: it["metadata"]["resourceVersion"])
+        ],
+    )
+
+
+def test_a_mount_that_fails_is_told_in_an_event_alone(cluster):
+    volume = {"name": "v", "nfs": {"server": "nas", "path": "/none"}}
+    run(cluster, role(volumes=[volume]))
+    reason, message, ((kind, text),) = why_it_waits(cluster)
+    assert (reason, message, kind) == ("ContainerCreating", None, "FailedMount")
+    assert text.startswith('MountVolume.SetUp failed for volume "v" : ')
+
+
+def test_what_no_node_takes_is_told_in_its_status_and_in_an_event(cluster):
+    run(cluster, role(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "none"}}]))
+    text = '0/1 nodes are available: persistentvolumeclaim "none" not found.'
+    assert why_it_waits(cluster) == ("Unschedulable", text, [("FailedScheduling", text)])
+
+
+def test_an_image_that_is_not_there_is_told_in_its_status_and_in_events(cluster):
+    cluster.node.missing_images.add("x")
+    run(cluster, role())
+    reason, message, events = why_it_waits(cluster)
+    assert (reason, message) == ("ImagePullBackOff", 'Back-off pulling image "x": not found')
+    assert events[0] == ("Failed", 'Failed to pull image "x": not found')
+
+
+def test_pods_beyond_a_quota_are_made_when_there_is_room_and_nobody_is_told(cluster):
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "1"}}}
+    cluster.store.create(QUOTAS, "default", quota)
+    run(cluster, role(count=2, command="true", policy=(1, 2)))
+    assert completed(cluster)["completionStatus"]["code"] == 0
+    assert cluster.store.list(EVENTS, "default", "", "type=Warning") == []
+    made = [
+        entry.after["metadata"]["name"]
+        for entry in cluster.store.history
+        if entry.kind == PODS and entry.type == "ADDED"
+    ]
+    assert made == [f"{NAME}-worker-0", f"{NAME}-worker-1"]
+
+
+def test_a_node_that_is_lost_leaves_pods_that_end_when_it_is_given_up(cluster):
+    run(cluster, role(command="exec sleep 100"))
+    wait_until(lambda: state(cluster) == "AttemptRunning", "it runs", 20)
+    (process,) = cluster.node.processes("default", f"{NAME}-worker-0")
+    cluster.node.lose()
+    assert process.wait(20) == -9
+    assert ("NodeNotReady", "Node is not ready") in [
+        (each["reason"], each["message"]) for each in cluster.store.list(EVENTS)
+    ]
+    pod = cluster.store.get(PODS, "default", f"{NAME}-worker-0")
+    assert pod["status"]["phase"] == "Running", "nobody there can say otherwise"
+    assert "deletionTimestamp" in pod["metadata"]
+    cluster.node.bury()
+    assert completed(cluster)["completionStatus"]["phrase"] == "PodExternalDeleted"
+
+
+def test_pods_may_run_without_processes(tmp_path):
+    with KubeCluster(tmp_path, runs=StillPod) as still:
+        still.store.create(DEFINITIONS, "", FRAMEWORK)
+        run(still, role(command="exit 3"))
+        wait_until(lambda: state(still) == "AttemptRunning", "it runs", 20)
+        (nothing,) = still.node.processes("default", f"{NAME}-worker-0")
+        nothing.send_signal(0)
+        assert completed(still)["completionStatus"]["code"] == 0
 
 
 def test_a_barrier_holds_every_task_until_all_have_an_address(cluster):
@@ -169,6 +256,13 @@ def test_a_barrier_holds_every_task_until_all_have_an_address(cluster):
     each["task"]["pod"]["spec"]["containers"][0]["volumeMounts"] = barrier["volumeMounts"]
     run(cluster, each)
     assert completed(cluster)["completionStatus"]["code"] == 0
+    initialising = [
+        entry.after["status"]["initContainerStatuses"][0]["state"]
+        for entry in cluster.store.history
+        if entry.kind == PODS and "initContainerStatuses" in entry.after["status"]
+    ]
+    assert "running" in initialising[0]
+    assert "terminated" in initialising[-1]
 
 
 def test_dollars_and_paths_are_seen_as_containers_see_them():

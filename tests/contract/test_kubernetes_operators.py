@@ -7,7 +7,7 @@ from pathlib import Path
 import kube_definitions as definitions
 import pytest
 from kube_api import KubeCluster
-from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, QUEUE, TF_JOBS, TRAIN_JOBS
+from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, QUEUE, RUNTIMES, TF_JOBS, TRAIN_JOBS
 from kube_store import DEFINITIONS, JOBS, PODS, Refused
 from real_experiment import wait_until
 
@@ -171,8 +171,7 @@ def test_a_trainjob_is_its_runtime_with_what_it_changes(cluster, release):
     definitions_of = (definitions.train_job(release), definitions.CLUSTER_RUNTIME)
     for each in definitions_of:
         cluster.store.create(DEFINITIONS, "", each)
-    runtimes = cluster.store.kinds["trainer.kubeflow.org", "clustertrainingruntimes"]
-    cluster.store.create(runtimes, "", definitions.TORCH_DISTRIBUTED)
+    cluster.store.create(RUNTIMES, "", definitions.TORCH_DISTRIBUTED)
     volumes = [{"name": "v", "emptyDir": {}}]
     mounts = [{"name": "node", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]
     pod = {"metadata": {"labels": {"mine": "yes"}}, "spec": {"volumes": volumes, "containers": mounts}}

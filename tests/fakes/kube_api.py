@@ -503,13 +503,16 @@ class _Answering(BaseHTTPRequestHandler):
 
 
 class KubeCluster:
-    """An API server, the controllers of a cluster, and a node. `exports`: what a volume's source names, and its folder here."""
+    """An API server, the controllers of a cluster, and a node. `exports`: what a volume's source names, and its folder here.
 
-    def __init__(self, folder, exports=()):
+    `runs`: see Kubelet.
+    """
+
+    def __init__(self, folder, exports=(), runs=None):
         self.api = KubeApi(folder)
         self.store = self.api.store
         self.controllers = Controllers(self.store)
-        self.node = Kubelet(self.store, folder, dict(exports))
+        self.node = Kubelet(self.store, folder, dict(exports), runs)
         self.api.logs = self.node.log
 
     def __enter__(self):

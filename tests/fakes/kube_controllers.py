@@ -10,7 +10,7 @@ import uuid
 
 from kube_operators import LOCAL_QUEUES, queued
 from kube_operators import STEPS as OTHER_STEPS
-from kube_store import CONFIG_MAPS, FOREGROUND, NAMESPACES, PODS, Kind, Refused, now
+from kube_store import CONFIG_MAPS, FOREGROUND, NAMESPACES, PODS, QUOTAS, Kind, Refused, now
 
 FRAMEWORKS = Kind(
     "frameworkcontroller.microsoft.com", "v1", "frameworks", "Framework", has_status=False, is_custom=True
@@ -50,7 +50,7 @@ class Controllers:
                 with self._store.changed:
                     self._collect(entry)
                     self._finish_namespace(entry)
-                    for kind, found in self._concerned(entry):
+                    for kind, found in [*self._concerned(entry), *self._held_up(entry)]:
                         # What is refused now may not be when something changes, and is done again then.
                         with contextlib.suppress(Refused):
                             STEPS[kind.group, kind.plural](self._store, kind, found)
@@ -131,6 +131,17 @@ class Controllers:
                 yield served, there
             return
 
+    def _held_up(self, entry):
+        """Those whose pods a quota may have kept from being made, when there may be room again."""
+        is_room = entry.kind == PODS and (entry.type == "DELETED" or entry.after["status"]["phase"] in _OVER)
+        if entry.kind == QUOTAS or (is_room and self._store.count(QUOTAS)):
+            for kind in list(self._store.kinds.values()):
+                if (kind.group, kind.plural) not in STEPS:
+                    continue
+                for found in self._store.list(kind, entry.after["metadata"]["namespace"]):
+                    if kind != FRAMEWORKS or ("status" in found and _pending(found)):
+                        yield kind, found
+
 
 def _without_foreground(found):
     found["metadata"]["finalizers"].remove(FOREGROUND)
@@ -163,7 +174,10 @@ def framework_step(store, _, framework):
         _request_config_map(store, framework)
     elif state == "AttemptCreationRequested":
         _request_pods(store, framework)
+        status["state"] = "AttemptPreparing"
     elif state in ("AttemptPreparing", "AttemptRunning"):
+        if _pending(framework):
+            _request_pods(store, framework)  # those that were refused before
         _go_on_with_tasks(store, framework)
     elif state == "AttemptDeletionPending":
         config_map = store.find(CONFIG_MAPS, meta["namespace"], attempt["configMapName"])
@@ -247,6 +261,10 @@ def _tasks(framework):
             yield role, told, task
 
 
+def _pending(framework):
+    return [task for _, _, task in _tasks(framework) if task["state"] == "AttemptCreationPending"]
+
+
 def _owner(kind, found):
     return {
         "apiVersion": found["apiVersion"],
@@ -280,6 +298,8 @@ def _request_pods(store, framework):
     meta, attempt = framework["metadata"], framework["status"]["attemptStatus"]
     owner = _owner("ConfigMap", store.get(CONFIG_MAPS, meta["namespace"], attempt["configMapName"]))
     for role, told, task in _tasks(framework):
+        if task["state"] != "AttemptCreationPending":
+            continue
         template = role["task"]["pod"]
         said = {
             "FC_FRAMEWORK_NAMESPACE": meta["namespace"],
@@ -325,6 +345,8 @@ def _request_pods(store, framework):
         try:
             made = store.create(PODS, meta["namespace"], body)
         except Refused as refused:
+            if refused.status != 422:
+                continue  # for the moment, as with a quota: it is tried again, and nobody is told
             task["state"] = "AttemptDeletionPending"
             task["attemptStatus"]["completionStatus"] = _completion(
                 *(-200, "PodCreationPermanentError", refused.message, "Failed"), attributes=["Permanent"]
@@ -335,7 +357,6 @@ def _request_pods(store, framework):
             "podUID": made["metadata"]["uid"],
             "instanceUID": f"0_{made['metadata']['uid']}",
         }
-    framework["status"]["state"] = "AttemptPreparing"
 
 
 def _go_on_with_tasks(store, framework):

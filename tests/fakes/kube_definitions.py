@@ -234,6 +234,8 @@ CLUSTER_RUNTIME = definition(
 )
 RUNTIME = definition(_TRAINER, "trainingruntimes", "TrainingRuntime", has_status=False, version="v1alpha1")
 LOCAL_QUEUE = definition("kueue.x-k8s.io", "localqueues", "LocalQueue", has_status=True, version="v1beta1")
+# All that clusters have of Kubeflow's and Kueue's.
+OF_KUBEFLOW = (tf_job(), pytorch_job(), train_job(), CLUSTER_RUNTIME, RUNTIME, LOCAL_QUEUE)
 # As Kubeflow Trainer brings it along, without what does not matter here.
 TORCH_DISTRIBUTED = {
     "metadata": {"name": "torch-distributed"},

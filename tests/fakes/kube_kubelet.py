@@ -1,7 +1,8 @@
-"""One node: it takes every pod that has no other, and runs its containers as processes of this machine.
+"""One node: it takes every pod that has no other, and runs its containers, by default as processes of this machine.
 
-A container has no file system of its own here. Where its command and variables speak of a path at which a volume is mounted, the
-process is given the folder in which the volume is. Containers are run once, as with restartPolicy Never.
+A process has no file system of its own. Where its command and variables speak of a path at which a volume is mounted, the
+process is given the folder in which the volume is. Containers are run once, as with restartPolicy Never. Why a pod does not
+start is told in its status, in events, or in both, as the real scheduler and kubelet do.
 """
 
 import base64
@@ -15,7 +16,8 @@ from pathlib import Path
 
 import psutil
 from kube_controllers import FRAMEWORKS
-from kube_store import CLAIMS, EVENTS, NODES, PODS, SECRETS, Refused, now
+from kube_events import tell
+from kube_store import CLAIMS, NODES, PODS, SECRETS, Refused, now
 
 from trial_keeper.settings import without_settings
 
@@ -26,21 +28,27 @@ _LAST_WORDS_BYTES = 2048
 
 
 class Waiting(Exception):
-    """A container cannot start now. `reason` is Kubernetes' word."""
+    """A container cannot start now. `reason` and `message` are of its status, `events` what is told besides."""
 
-    def __init__(self, reason, message):
+    def __init__(self, reason, message, *events):
         super().__init__(message)
-        self.reason, self.message = reason, message
+        self.reason, self.message, self.events = reason, message, events
 
 
 class Kubelet:
-    """`exports`: an NFS export ("server:/path") or the name of a claim, and the folder that it is here."""
+    """`exports`: an NFS export ("server:/path") or the name of a claim, and the folder that it is here.
 
-    def __init__(self, store, folder, exports):
+    `runs`: the way in which a pod is run, a Pod or one of its kinds.
+    """
+
+    def __init__(self, store, folder, exports, runs=None):
         self._store, self._folder, self._exports = store, Path(folder), exports
+        self._runs = runs or Pod
         self.missing_images: set[str] = set()
-        self.is_full = False
-        self._pods: dict[str, _Pod] = {}
+        self.is_full = self.is_lost = False
+        self._pods: dict[str, Pod] = {}
+        self._told: dict[str, tuple] = {}
+        """By uid of a pod, what was told last of why it does not start."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -62,7 +70,7 @@ class Kubelet:
             pod.thread.join(20)
 
     def look_again(self):
-        """After a change of what this node has."""
+        """After a change of what this node has, or of a pod that runs here."""
         with self._store.changed:
             self._store.changed.notify_all()
 
@@ -81,6 +89,33 @@ class Kubelet:
         pod.evicted_for = "The node was low on resource: memory."
         pod.kill()
 
+    def lose(self):
+        """Nobody hears of this node any more. What ran there is gone, and what is known of it is what the control plane tells.
+
+        Source: Kubernetes' node lifecycle controller; the five minutes that it gives a node are over at once.
+        """
+        with self._store.changed:
+            self.is_lost = True
+            for pod in self._pods.values():
+                pod.is_lost = True
+                pod.kill()
+            unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+            self._store.change(
+                *(NODES, "", NODE), lambda it: it["status"].update(conditions=[unknown]), "status"
+            )
+            for pod in self._store.list(PODS):
+                if pod["spec"].get("nodeName") == NODE and pod["status"]["phase"] == "Running":
+                    self.write(pod, conditions=[{"type": "Ready", "status": "False"}])
+                    tell(self._store, pod, "NodeNotReady", "Node is not ready", "node-controller")
+                    self._store.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+    def bury(self):
+        """The lost node is deleted, and with it what was said to run there."""
+        self._store.delete(NODES, "", NODE)
+        for pod in self._store.list(PODS):
+            if pod["spec"].get("nodeName") == NODE:
+                self._store.remove(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
+
     def processes(self, namespace, name):
         return list(self._of(namespace, name).processes)
 
@@ -96,15 +131,23 @@ class Kubelet:
                 if self._is_closed:
                     return
                 seen = self._store.version
-                pods = self._store.list(PODS)
+                pods = self._store.chosen(PODS, self._is_mine_to_do)
             for pod in pods:
                 with contextlib.suppress(Refused):  # it has changed meanwhile, and is looked at again
                     self._look(pod)
 
+    def _is_mine_to_do(self, pod):
+        """Whether there may be something to do for a pod: not for one that runs here, or is over."""
+        meta, has_node = pod["metadata"], "nodeName" in pod["spec"]
+        return "deletionTimestamp" in meta or not has_node or meta["uid"] not in self._pods
+
     def _look(self, pod):
         meta, uid = pod["metadata"], pod["metadata"]["uid"]
         running = self._pods.get(uid)
-        if "deletionTimestamp" in meta:
+        if self.is_lost:
+            if "nodeName" not in pod["spec"]:
+                self._bind(pod)
+        elif "deletionTimestamp" in meta:
             if running is None or running.is_over:
                 self._store.remove(PODS, meta["namespace"], meta["name"])
             elif not running.is_stopping:
@@ -114,7 +157,7 @@ class Kubelet:
                 self._bind(pod)
         elif running is None and pod["spec"]["nodeName"] == NODE and pod["status"]["phase"] == "Pending":
             try:
-                made = _Pod(self, pod)
+                made = self._runs(self, pod)
             except Waiting as waiting:
                 self.tell_waiting(pod, waiting)
             else:
@@ -123,12 +166,10 @@ class Kubelet:
 
     def _bind(self, pod):
         meta, status = pod["metadata"], dict(pod["status"])
-        scheduled = {"type": "PodScheduled", "status": "False" if self.is_full else "True"}
-        if self.is_full:
-            scheduled |= {
-                "reason": "Unschedulable",
-                "message": "0/1 nodes are available: 1 Insufficient cpu.",
-            }
+        why = self._why_nowhere(pod)
+        scheduled = {"type": "PodScheduled", "status": "False" if why else "True"}
+        if why:
+            scheduled |= {"reason": "Unschedulable", "message": f"0/1 nodes are available: {why}."}
         status["conditions"] = [scheduled]
         if status == pod["status"]:
             return
@@ -136,43 +177,49 @@ class Kubelet:
             # Both at once, as in what was recorded.
             found = self._store.get(PODS, meta["namespace"], meta["name"])
             found["status"] = status
-            if not self.is_full:
+            if not why:
                 found["spec"]["nodeName"] = NODE
             before = self._store.get(PODS, meta["namespace"], meta["name"])
             self._store._write(PODS, "MODIFIED", before, found)
+        if why:
+            tell(self._store, pod, "FailedScheduling", scheduled["message"], "default-scheduler")
+        else:
+            where = f"Successfully assigned {meta['namespace']}/{meta['name']} to {NODE}"
+            tell(self._store, pod, "Scheduled", where, "default-scheduler", "Normal")
+
+    def _why_nowhere(self, pod):
+        """Why no node takes it; empty if one does."""
+        if self.is_lost:
+            return "1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }"
         if self.is_full:
-            self.tell(pod, "FailedScheduling", scheduled["message"])
+            return "1 Insufficient cpu"
+        for volume in pod["spec"].get("volumes", []):
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            if claim and self._store.find(CLAIMS, pod["metadata"]["namespace"], claim) is None:
+                return f'persistentvolumeclaim "{claim}" not found'
+        return ""
 
     def tell_waiting(self, pod, waiting):
-        state = {"waiting": {"reason": waiting.reason, "message": waiting.message}}
+        uid, all_of_it = pod["metadata"]["uid"], (waiting.reason, waiting.message, waiting.events)
+        if self._told.get(uid) == all_of_it:
+            return
+        self._told[uid] = all_of_it
+        state = {"waiting": {"reason": waiting.reason}}
+        if waiting.message:
+            state["waiting"]["message"] = waiting.message
         states = [container_status(pod, each, False, state) for each in pod["spec"]["containers"]]
-        if pod["status"].get("containerStatuses") != states:
-            self.write(pod, containerStatuses=states)
-            self.tell(pod, "Failed", waiting.message)
-
-    def tell(self, pod, reason, message):
-        """An event, as `kubectl describe` shows it."""
-        meta = pod["metadata"]
-        about = {"kind": "Pod", "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
-        self._store.create(
-            *(EVENTS, meta["namespace"]),
-            {
-                "metadata": {"generateName": f"{meta['name']}."},
-                "involvedObject": about,
-                "type": "Warning",
-                "reason": reason,
-                "message": message,
-                "count": 1,
-                "firstTimestamp": now(),
-                "lastTimestamp": now(),
-            },
-        )
+        self.write(pod, containerStatuses=states)
+        for reason, message in waiting.events:
+            tell(self._store, pod, reason, message)
 
     def write(self, pod, **status):
         meta = pod["metadata"]
         self._store.change(
             *(PODS, meta["namespace"], meta["name"]), lambda it: it["status"].update(status), "status"
         )
+
+    def tell(self, pod, reason, message):
+        tell(self._store, pod, reason, message)
 
     def is_there(self, image):
         return image not in self.missing_images
@@ -192,12 +239,10 @@ class Kubelet:
                 source = f"{volume['nfs']['server']}:{volume['nfs']['path']}"
             else:
                 source = volume["persistentVolumeClaim"]["claimName"]
-                if self._store.find(CLAIMS, meta["namespace"], source) is None:
-                    raise Waiting("ContainerCreating", f'persistentvolumeclaim "{source}" not found')
             if source not in self._exports:
-                raise Waiting(
-                    "ContainerCreating", f"MountVolume.SetUp failed: mount.nfs: {source}: no such export"
-                )
+                text = f'MountVolume.SetUp failed for volume "{name}" : mount failed: exit status 32: {source}: no such export'
+                # Its status says nothing of this.
+                raise Waiting("ContainerCreating", "", ("FailedMount", text))
             found[name] = Path(self._exports[source])
         return found
 
@@ -212,7 +257,8 @@ class Kubelet:
                 name, key = given["secretKeyRef"]["name"], given["secretKeyRef"]["key"]
                 secret = self._store.find(SECRETS, meta["namespace"], name)
                 if secret is None:
-                    raise Waiting("CreateContainerConfigError", f'secret "{name}" not found')
+                    text = f'secret "{name}" not found'
+                    raise Waiting("CreateContainerConfigError", text, ("Failed", f"Error: {text}"))
                 made[entry["name"]] = base64.b64decode(secret["data"][key]).decode()
             else:
                 path = given["fieldRef"]["fieldPath"].split(".")
@@ -224,7 +270,8 @@ class Kubelet:
         for each in pod["spec"].get("imagePullSecrets", []):
             secret = self._store.find(SECRETS, pod["metadata"]["namespace"], each["name"])
             if secret is None or secret["type"] != "kubernetes.io/dockerconfigjson":
-                raise Waiting("ErrImagePull", f'cannot use the pull secret "{each["name"]}"')
+                text = f'cannot use the pull secret "{each["name"]}"'
+                raise Waiting("ErrImagePull", text, ("Failed", "Error: ErrImagePull"))
 
     def pass_barrier(self, pod, folders):
         """What the barrier of FrameworkController does: wait until all tasks have an address, and write them down."""
@@ -256,8 +303,8 @@ class Kubelet:
         return self._folder
 
 
-class _Pod:
-    """A pod that runs here.
+class Pod:
+    """A pod that runs here, each of its containers a process.
 
     Raises:
         Waiting: it cannot start yet.
@@ -266,7 +313,7 @@ class _Pod:
     def __init__(self, node, pod):
         self._node, self._pod = node, pod
         self.processes: list[subprocess.Popen] = []
-        self.is_stopping = self.is_over = self._is_killed = False
+        self.is_stopping = self.is_over = self.is_lost = self._is_killed = False
         self.killed_for, self.evicted_for = "Error", ""
         self._grace: threading.Timer | None = None
         folders = node.folders(pod)
@@ -275,9 +322,13 @@ class _Pod:
         for each in containers:
             if not node.is_there(each["image"]):
                 text = f'Back-off pulling image "{each["image"]}": not found'
-                raise Waiting("ImagePullBackOff", text)
+                failed = f'Failed to pull image "{each["image"]}": not found'
+                raise Waiting(
+                    *("ImagePullBackOff", text), ("Failed", failed), ("Failed", "Error: ImagePullBackOff")
+                )
             if not each.get("command") and not each.get("args") and not each["image"].startswith(BARRIER):
-                raise Waiting("CreateContainerError", "Error: no command specified")
+                text = "no command specified"
+                raise Waiting("CreateContainerError", text, ("Failed", f"Error: {text}"))
             mounts = {
                 mount["mountPath"]: folders[mount["name"]] / mount.get("subPath", "")
                 for mount in each.get("volumeMounts", [])
@@ -301,13 +352,8 @@ class _Pod:
     def kill(self):
         self._is_killed = True
         for process in self.processes:
-            if process.poll() is not None:
-                continue
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for each in [*psutil.Process(process.pid).children(recursive=True)]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        each.kill()
-            process.kill()
+            if process.poll() is None:
+                self._kill(process)
 
     def _run(self):
         try:
@@ -317,6 +363,7 @@ class _Pod:
         finally:
             if self._grace is not None:
                 self._grace.cancel()
+            self._clear_away()
             self.is_over = True
             self._node.look_again()
 
@@ -328,17 +375,16 @@ class _Pod:
             "startTime": now(),
         }
         init = self._pod["spec"].get("initContainers", [])
-        if init:
-            self._node.write(self._pod, **here)
+        plans = self._plans[len(init) :]
         for plan in self._plans[: len(init)]:
+            self._tell_init(plan, {"running": {"startedAt": now()}}, plans, here)
             code = self._run_init(plan)
             if code:
                 self._node.write(self._pod, phase="Failed", reason="InitContainerFailed", message=str(code))
                 return
-        plans = self._plans[len(init) :]
+            self._tell_init(plan, {"terminated": {"exitCode": 0, "reason": "Completed"}}, plans, here)
         started_at = now()
-        for plan in plans:
-            self._start(plan)
+        started = self._start(plans)
         if self.is_stopping:
             self.stop(0)
         running = [
@@ -346,7 +392,9 @@ class _Pod:
             for plan in plans
         ]
         self._node.write(self._pod, phase="Running", containerStatuses=running, **here)
-        codes = [process.wait() for process in self.processes[-len(plans) :]]
+        codes = [process.wait() for process in started]
+        if self.is_lost:
+            return
         ended = [
             container_status(self._pod, plan[0], False, {"terminated": self._end(plan[0], code, started_at)})
             for plan, code in zip(plans, codes, strict=True)
@@ -360,34 +408,63 @@ class _Pod:
                 message=self.evicted_for,
                 containerStatuses=[],
             )
+            self._node.tell(self._pod, "Evicted", self.evicted_for)
         else:
             self._node.write(self._pod, phase=phase, containerStatuses=ended)
+
+    def _tell_init(self, plan, state, plans, here):
+        initialising = {"waiting": {"reason": "PodInitializing"}}
+        self._node.write(
+            self._pod,
+            initContainerStatuses=[container_status(self._pod, plan[0], False, state)],
+            containerStatuses=[container_status(self._pod, each[0], False, initialising) for each in plans],
+            **here,
+        )
 
     def _run_init(self, plan):
         container, mounts, _ = plan
         if container["image"].startswith(BARRIER):
             return self._node.pass_barrier(self._pod, mounts)
-        return self._start(plan).wait()
+        (process,) = self._start([plan])
+        return process.wait()
 
-    def _start(self, plan):
-        container, mounts, variables = plan
-        command = [*container.get("command", []), *container.get("args", [])]
-        command = [seen_here(expanded(word, variables), mounts) for word in command]
-        with open(self._log, "ab") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=self._node.folder,
-                env=without_settings(os.environ)
-                | {name: seen_here(value, mounts) for name, value in variables.items()},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.processes.append(process)
+    # ---- the way in which containers are run here
+
+    def _start(self, plans):
+        """What was begun, one for each plan (container, folders by mount path, variables): like processes in all that is used."""
+        started = []
+        for container, mounts, variables in plans:
+            command = [*container.get("command", []), *container.get("args", [])]
+            command = [seen_here(expanded(word, variables), mounts) for word in command]
+            with open(self._log, "ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    cwd=self._node.folder,
+                    env=without_settings(os.environ)
+                    | {name: seen_here(value, mounts) for name, value in variables.items()},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            started.append(process)
+        self._take(started)
+        return started
+
+    def _take(self, started):
+        self.processes += started
         if self._is_killed:
             self.kill()
-        return process
+
+    def _kill(self, process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in [*psutil.Process(process.pid).children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        process.kill()
+
+    def _clear_away(self):
+        """A process that has ended leaves nothing."""
 
     def _end(self, container, code, started_at):
         told = {
@@ -399,6 +476,37 @@ class _Pod:
         if code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             told["message"] = self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace")
         return told
+
+
+class StillPod(Pod):
+    """A pod without processes: it runs until it is told to end, and then has succeeded."""
+
+    def _start(self, plans):
+        started = [Still() for _ in plans]
+        self._take(started)
+        return started
+
+    def _kill(self, process):
+        process.send_signal(signal.SIGKILL)
+
+
+class Still:
+    """What does nothing until it is sent a signal, or told to end well (0)."""
+
+    def __init__(self):
+        self._has_ended = threading.Event()
+        self._code = None
+
+    def send_signal(self, number):
+        self._code = -number
+        self._has_ended.set()
+
+    def poll(self):
+        return self._code
+
+    def wait(self):
+        self._has_ended.wait()
+        return self._code
 
 
 def container_status(pod, container, is_ready, state):

@@ -66,11 +66,24 @@ CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", has_status=False)
 EVENTS = Kind("", "v1", "events", "Event", has_status=False)
 ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount", has_status=False)
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
 JOBS = Kind("batch", "v1", "jobs", "Job")
 DEFINITIONS = Kind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )
-BUILT_IN = (NAMESPACES, NODES, PODS, SECRETS, CONFIG_MAPS, EVENTS, ACCOUNTS, CLAIMS, JOBS, DEFINITIONS)
+BUILT_IN = (
+    NAMESPACES,
+    NODES,
+    PODS,
+    SECRETS,
+    CONFIG_MAPS,
+    EVENTS,
+    ACCOUNTS,
+    CLAIMS,
+    QUOTAS,
+    JOBS,
+    DEFINITIONS,
+)
 
 
 @dataclass(frozen=True)
@@ -157,6 +170,17 @@ class Store:
                 if namespace in ("", inside) and chosen(found, labels, fields)
             ]
 
+    def count(self, kind, is_one=lambda found: True):
+        """How many there are; nothing is copied, and `is_one` changes nothing."""
+        with self.changed:
+            return sum(map(is_one, self._objects.get(kind, {}).values()))
+
+    def chosen(self, kind, is_one):
+        """Those of which `is_one` says so, of all namespaces, in the order of their names; the others are not copied."""
+        with self.changed:
+            found = sorted(self._objects.get(kind, {}).items())
+            return [copy.deepcopy(each) for _, each in found if is_one(each)]
+
     def dependents(self, uid):
         """The kinds, namespaces and names of those that this one owns."""
         with self.changed:
@@ -201,6 +225,8 @@ class Store:
             _fill_in(kind, new)
             if kind is DEFINITIONS:
                 self._serve(new)
+            elif kind is PODS:
+                self._check_quota(namespace, name)
             return self._write(kind, "ADDED", None, new)
 
     def replace(self, kind, namespace, name, body, part=""):
@@ -332,6 +358,21 @@ class Store:
                     403,
                     "Forbidden",
                     f'{kind.full} "{name}" is forbidden: namespace {namespace} is being terminated',
+                )
+
+    def _check_quota(self, namespace, name):
+        """Of how many pods there may be, the one limit that is kept to here."""
+        used = sum(
+            pod["status"]["phase"] not in ("Succeeded", "Failed") for pod in self.list(PODS, namespace)
+        )
+        for quota in self.list(QUOTAS, namespace):
+            if used >= int(quota["spec"]["hard"]["pods"]):
+                raise Refused(
+                    *(403, "Forbidden"),
+                    f'pods "{name}" is forbidden: exceeded quota: {quota["metadata"]["name"]}, requested: pods=1, '
+                    f"used: pods={used}, limited: pods={quota['spec']['hard']['pods']}",
+                    name=name,
+                    kind="pods",
                 )
 
     @staticmethod

@@ -26,6 +26,7 @@ def benchmark_module(monkeypatch):
         ("bench_many_keepers", "ingest", {"keepers": 2, "records_each": 3000}),
         ("bench_many_keepers", "many_idle", {"keepers": 3, "rest_s": 0.5}),
         ("bench_many_keepers", "cost_of_trials", {"marks": (10, 130), "share": 100}),
+        ("bench_kubernetes", "calls_of_jobs", {"jobs": 6, "few": 2, "rest_s": 0.5}),
         ("bench_many_trials", "listing", {"trials": 20, "rounds": 1}),
         ("bench_many_trials", "suggestion", {"trials": 20, "rounds": 3}),
         ("bench_outage", "catching_up", {"records": 3000, "log_bytes": 1_000_000}),

@@ -3,109 +3,35 @@
 import asyncio
 import contextlib
 import shlex
+from dataclasses import replace
 
 import pytest
-from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
-from kube_definitions import FRAMEWORK
-from kube_store import CONFIG_MAPS, DEFINITIONS, NAMESPACES, PODS, SECRETS
-from real_experiment import until
+from kube_events import tell
+from kube_site import NAME, QUICK, WITHIN_S, a_site, run
+from kube_store import NAMESPACES, PODS, QUOTAS, SECRETS
+from real_experiment import a_manager_here, until
 
 pytest.importorskip("kubernetes")
 
-from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.client.watch import trial_cells
+from nni_manager.config.model import KubernetesConfig, NfsStorage
+from nni_manager.engine.views import trial_view
 from nni_manager.errors import TryAgain, UserMistake
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
-from nni_manager.training_services.kubernetes import service
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.errors import ClusterLacks
 from nni_manager.training_services.kubernetes.preflight import check, needs_of
 from nni_manager.training_services.kubernetes.service import KubernetesService
 from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
-from nni_manager.training_services.patience import Patience
-from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import Workspace
-
-QUICK = Patience(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
-NAME = "nniexpexpttrialtrial1"
-WITHIN_S = 30
-
-
-class Site:
-    """A cluster whose keepers are scripts, and the services of managers that follow one another."""
-
-    def __init__(self, folder, cluster):
-        self.cluster, self.folder = cluster, folder
-        self.ends = []
-        self.storage = SharedStorage()
-        self.config = KubernetesConfig(
-            "frameworkcontroller",
-            NfsStorage("nas", "/nni"),
-            (RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100, None, None, 1, 1),),
-        )
-        self.runs("exec sleep 100")
-
-    def runs(self, script):
-        """What a container runs in the place of its keeper."""
-        (self.folder / "EXPT").mkdir(exist_ok=True)
-        (self.folder / "EXPT" / "run.sh").write_text(script)
-
-    @contextlib.asynccontextmanager
-    async def manager(self):
-        """A manager's service from its start to its end."""
-        kubernetes = Kubernetes(self.folder / "kubeconfig", QUICK)
-        workspace = Workspace(self.folder / "EXPT")
-        operator = FrameworkController(self.config)
-        service = KubernetesService(kubernetes, operator, workspace, self.ends.append, storage=self.storage)
-        try:
-            yield service
-        finally:
-            await service.close()
-
-    def settings(self, job_id="trial1"):
-        trial_id = None if job_id.startswith("env-") else job_id
-        return KeeperSettings(
-            "EXPT", job_id, str(self.folder / "EXPT"), "c0ffee", trial_id=trial_id, grace_s=1.0
-        )
-
-    @property
-    def store(self):
-        return self.cluster.store
-
-    def state(self, name=NAME):
-        found = self.store.find(FRAMEWORKS, "default", name) or {}
-        return (found.get("status") or {}).get("state")
-
-    def is_clean(self):
-        return not any(self.store.list(kind, "default") for kind in (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS))
-
-    async def has_ended(self, count=1):
-        await until(lambda: len(self.ends) >= count, "the end is told", WITHIN_S)
-        return self.ends[-1]
-
-    async def is_running(self, name=NAME):
-        await until(lambda: self.state(name) == "AttemptRunning", "it runs", WITHIN_S)
 
 
 @pytest.fixture
-def site(tmp_path):
-    node = tmp_path / "node"
-    node.mkdir()
-    with KubeCluster(node, {"nas:/nni": tmp_path}) as cluster:
-        cluster.store.create(DEFINITIONS, "", FRAMEWORK)
-        (tmp_path / "kubeconfig").write_text(cluster.api.kubeconfig())
-        yield Site(tmp_path, cluster)
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(service, "_FIRST_AGAIN_S", 0.05)
-
-
-def run(work):
-    asyncio.run(asyncio.wait_for(work, 90))
+def site(tmp_path, monkeypatch):
+    with a_site(tmp_path, monkeypatch) as site:
+        yield site
 
 
 def test_a_job_runs_with_its_token_and_command_and_leaves_nothing_when_it_has_ended(site):
@@ -344,17 +270,126 @@ def test_why_a_pod_does_not_start_is_what_people_are_told(site):
             site.cluster.node.missing_images.add("me/train:1")
             await service.submit(site.settings())
             await until(lambda: "ImagePullBackOff" in service.problem, "it is told", WITHIN_S)
-            assert service.problem == (
-                f"Kubernetes has not started 1 of 1 jobs; {NAME} waits: ImagePullBackOff: Back-off pulling image "
-                '"me/train:1": not found'
-            )
+            why = 'ImagePullBackOff: Back-off pulling image "me/train:1": not found'
+            assert service.why_it_waits("trial1") == why
+            assert service.problem == f"Kubernetes has not started 1 of 1 jobs; {NAME} waits: {why}"
             site.cluster.node.missing_images.clear()
             site.cluster.node.look_again()
             await site.is_running()
             await until(lambda: not service.problem, "it is over", WITHIN_S)
+            assert service.why_it_waits("trial1") == ""
             site.cluster.node.is_full = True
             await service.submit(site.settings("trial2"))
             await until(lambda: "Unschedulable: 0/1 nodes are available" in service.problem, "told", WITHIN_S)
+
+    run(work())
+
+
+def test_why_a_trial_does_not_start_is_its_message_and_the_experiments_problem(site, a_real_experiment):
+    site.cluster.node.missing_images.add("me/train:1")
+    experiment = a_real_experiment("pass", trialConcurrency=1)
+    why = 'ImagePullBackOff: Back-off pulling image "me/train:1": not found'
+
+    def service_of(on_job_ended):
+        kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), FrameworkController(site.config)
+        return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
+
+    async def work():
+        async with a_manager_here(experiment, service_of) as engine:
+            await until(lambda: why in engine.picture().problem, "the problem is told", WITHIN_S)
+            (trial,) = engine.experiment.trials.values()
+            shown = trial_view(engine.picture(), trial)
+            assert (shown["state"], shown["message"]) == ("WAITING", f"not started yet: {why}")
+            assert f"(not started yet: {why})" in trial_cells(shown)[2]
+
+    run(work())
+
+
+def test_what_is_in_no_status_is_told_from_events(site):
+    site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await until(lambda: service.why_it_waits("trial1"), "it is told", WITHIN_S)
+            assert service.why_it_waits("trial1").startswith(
+                'FailedMount: MountVolume.SetUp failed for volume "nni-vol" : '
+            )
+            # Of other experiments and of before: they are no matter of this one.
+            pod = site.store.get(PODS, "default", f"{NAME}-worker-0")
+            other = pod | {"metadata": pod["metadata"] | {"name": "other-0", "uid": "u"}}
+            tell(site.store, other, "Failed", "of another")
+            tell(site.store, pod, "FailedScheduling", "0/1 nodes", "default-scheduler")
+            await until(lambda: service.why_it_waits("trial1") == "", "it has a node", WITHIN_S)
+            tell(site.store, pod, "FailedMount", "again,\n as it goes")
+            await until(
+                lambda: service.why_it_waits("trial1") == "FailedMount: again, as it goes", "told", WITHIN_S
+            )
+            assert await service.stop("trial1")
+            assert (await site.has_ended()).message.endswith(
+                "was deleted as we asked; it had not started: FailedMount: again, as it goes"
+            )
+            assert service._warnings._newest == {}, "nothing is kept of it"
+
+    run(work())
+
+
+def test_a_login_that_may_not_see_events_does_without_and_says_so_once(site, caplog):
+    site.cluster.api.denied.add(("list", "events"))
+    site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings("trial1"))
+            site.cluster.node.missing_images.add("me/train:1")
+            await service.submit(site.settings("trial2"))
+            assert (await service.stop("trial1"), await service.stop("trial2")) == (True, True)
+            await site.has_ended(2)
+            assert service.problem == ""
+            assert site.cluster.api.counted()["list", "events"] == 1
+
+    run(work())
+    (said,) = [record.message for record in caplog.records if "events" in record.message]
+    assert "cannot list events in namespace default" in said
+    assert said.endswith("without it, less is known of pods that do not start")
+
+
+def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_told(site):
+    both = [replace(site.config.roles[0], name=name, image=f"me/{name}:1") for name in ("ps", "worker")]
+    site.config = replace(site.config, roles=tuple(both))
+
+    site.cluster.node.missing_images.add("me/worker:1")
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await until(lambda: service.why_it_waits("trial1"), "ps waits at the barrier, and why", WITHIN_S)
+            await until(lambda: "ImagePullBackOff" in service.why_it_waits("trial1"), "why", WITHIN_S)
+            pods = {each["metadata"]["name"]: each["status"] for each in site.store.list(PODS)}
+            (barrier,) = pods[f"{NAME}-ps-0"]["initContainerStatuses"]
+            assert "running" in barrier["state"]
+            site.cluster.node.missing_images.clear()
+            site.cluster.node.look_again()
+            await site.is_running()
+
+    run(work())
+
+
+def test_pods_that_an_operator_cannot_make_are_missed(site, monkeypatch):
+    monkeypatch.setattr("nni_manager.training_services.kubernetes.service._PODS_WITHIN_S", 0.2)
+    site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await until(lambda: service.why_it_waits("trial1"), "it is missed", WITHIN_S)
+            assert service.why_it_waits("trial1") == (
+                "FrameworkController has made no pod of it yet; see whether the namespace has room for one with `kubectl "
+                "describe quota -n default`, and whether FrameworkController runs"
+            )
+            site.store.delete(QUOTAS, "default", "q")
+            await site.is_running()
+            assert service.problem == ""
 
     run(work())
 
@@ -431,7 +466,8 @@ def test_calls_do_not_grow_with_the_jobs_that_run(site):
             assert counted["create", "frameworks"] == counted["create", "secrets"] == 30
             del counted["create", "frameworks"], counted["create", "secrets"]
             assert dict(counted) == dict.fromkeys(
-                ((verb, plural) for verb in ("list", "watch") for plural in ("frameworks", "pods")), 1
+                ((verb, plural) for verb in ("list", "watch") for plural in ("frameworks", "pods", "events")),
+                1,
             )
 
     run(work())

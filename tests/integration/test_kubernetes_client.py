@@ -1,8 +1,10 @@
 """Calls to a Kubernetes API server of our own, through the official client: what is retried, what is told, what a watch sees."""
 
 import base64
+import contextlib
 import json
 import queue
+import threading
 import time
 
 import pytest
@@ -13,14 +15,15 @@ from real_experiment import wait_until
 
 pytest.importorskip("kubernetes")
 
+from nni_manager.training_services.frameworkcontroller.operator import FRAMEWORKS
 from nni_manager.training_services.kubernetes import errors
 from nni_manager.training_services.kubernetes import watch as watching
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.login import log_in
 from nni_manager.training_services.kubernetes.preflight import Needs, check
-from nni_manager.training_services.kubernetes.resources import CLAIMS, FRAMEWORKS, PODS, Resource
+from nni_manager.training_services.kubernetes.resources import CLAIMS, PODS, SERVICE_ACCOUNTS, Resource
 from nni_manager.training_services.kubernetes.resources import SECRETS as OUR_SECRETS
-from nni_manager.training_services.kubernetes.watch import Gone, Seen, Trouble, Watch
+from nni_manager.training_services.kubernetes.watch import Denied, Gone, Seen, Trouble, Watch
 from nni_manager.training_services.patience import Patience
 
 QUICK = Patience(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
@@ -53,10 +56,10 @@ def a_secret(name, **labels):
 class Told:
     """What a watch tells, in order."""
 
-    def __init__(self, cluster, selector="app=t"):
+    def __init__(self, cluster, selector="app=t", **options):
         self._queue = queue.Queue()
         self._cluster = cluster
-        self.watch = Watch(cluster, OUR_SECRETS, "default", selector, self._queue.put)
+        self.watch = Watch(cluster, OUR_SECRETS, "default", selector, self._queue.put, **options)
 
     def __enter__(self):
         self.watch.start()
@@ -72,8 +75,8 @@ class Told:
         match change:
             case Seen(document) | Gone(document):
                 return type(change).__name__, document["metadata"]["name"]
-            case Trouble(message):
-                return "Trouble", message
+            case Trouble(message) | Denied(message):
+                return type(change).__name__, message
         return (type(change).__name__,)
 
 
@@ -316,6 +319,74 @@ def test_a_server_that_ends_watches_at_once_is_not_hurried(cluster, server, monk
         assert server.api.counted()["watch", "secrets"] <= 4
 
 
+def test_a_watch_may_choose_by_fields_and_by_what_concerns_it(cluster, server):
+    made = {each: server.store.create(SECRETS, "default", a_secret(each)) for each in ("a", "b", "c")}
+    with Told(
+        *(cluster, ""),
+        fields="metadata.name!=a",
+        concerns=lambda document: document["metadata"]["name"] != "b",
+    ) as told:
+        assert [told.next(), told.next()] == [("Seen", "c"), ("Listed",)]
+        for each in made:
+            server.store.delete(SECRETS, "default", each)
+        assert told.next() == ("Gone", "c")
+        assert told.watch._known == {}
+
+
+@pytest.mark.parametrize("verb", ["list", "watch"])
+def test_a_watch_that_one_can_do_without_says_once_that_it_is_denied_and_ends(cluster, server, verb):
+    server.api.denied.add((verb, "secrets"))
+    with Told(cluster, is_optional=True) as told:
+        if verb == "watch":
+            assert told.next() == ("Listed",)
+        kind, message = told.next()
+        assert kind == "Denied"
+        assert f'cannot {verb} resource "secrets"' in message
+        told.watch.join()
+    assert server.api.counted()[verb, "secrets"] == 1
+
+
+class Minutes:
+    """Stands in for the clock of one who waits: time passes at once. After a minute of it something happens."""
+
+    def __init__(self, after_a_minute):
+        self.waits_s, self._after = [], after_a_minute
+        self._is_set = threading.Event()
+        self.set, self.is_set = self._is_set.set, self._is_set.is_set
+
+    def wait(self, seconds):
+        self.waits_s.append(seconds)
+        if self._after is not None and sum(self.waits_s) >= 60:
+            self._after()
+            self._after = None
+        return self.is_set()
+
+
+def test_a_server_that_is_away_for_a_minute_is_asked_ever_more_seldom_and_heard_soon_after(cluster, server):
+    with contextlib.ExitStack() as stack:
+        told = Told(cluster)
+        minutes = told.watch._must_end = Minutes(server.api.start)
+        server.store.create(SECRETS, "default", a_secret("a"))
+        server.api.stop()
+        stack.enter_context(told)
+        assert told.next()[0] == "Trouble"
+        assert told.next() == ("Seen", "a")
+    assert minutes.waits_s[:7] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0]
+    assert max(minutes.waits_s) <= 20.0
+    assert len(minutes.waits_s) <= 10
+
+
+def test_a_call_to_a_server_that_is_away_gives_up_in_time_and_others_may_ask_again(server, tmp_path):
+    patient = Kubernetes(tmp_path / "kubeconfig")
+    minutes = patient._is_closed = Minutes(None)
+    server.api.stop()
+    with pytest.raises(errors.ClusterAway, match="does not answer"):
+        patient.get(OUR_SECRETS, "default", "a")
+    assert minutes.waits_s == [0.5, 1.0, 2.0, 4.0]
+    server.api.start()
+    patient.close()
+
+
 # ---- preflight
 
 
@@ -327,13 +398,20 @@ def needs(**changed):
 def test_a_cluster_that_has_all_passes(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     server.store.create(ACCOUNTS, "default", {"metadata": {"name": "fc"}})
-    check(cluster, needs(service_account="fc"))
+    assert check(cluster, needs(things=((SERVICE_ACCOUNTS, "fc"),))) == ()
+
+
+def test_a_login_that_may_not_see_events_passes_with_a_word(cluster, server):
+    server.store.create(DEFINITIONS, "", FRAMEWORK)
+    server.api.denied.add(("watch", "events"))
+    (word,) = check(cluster, needs())
+    assert word.startswith("this login may not list and watch events in namespace default: ")
 
 
 def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
     server.api.denied |= {("create", "frameworks"), ("watch", "pods")}
     with pytest.raises(errors.ClusterLacks) as failure:
-        check(cluster, needs(service_account="fc", claims=("data",)))
+        check(cluster, needs(things=((SERVICE_ACCOUNTS, "fc"), (CLAIMS, "data"))))
     for words in (
         "it has no frameworks.frameworkcontroller.microsoft.com; install FrameworkController there",
         "this login may not create frameworks in namespace default",

@@ -5,21 +5,19 @@ import json
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from real_experiment import free_port_pair
+from user_home import BIN, environ_of, left_in, processes_of
 
 from nni_manager.serving import MOST_CONNECTIONS
 
-BIN = Path(sys.executable).parent
 CONFIG = """\
 authorName: ada
 experimentName: tiny
@@ -56,38 +54,6 @@ def place(tmp_path):
     for process in processes_of(folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def processes_of(folder):
-    """Managers, keepers and trials of this home, all of which have its name in their environment."""
-    home = f"{folder.parent}"
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("HOME") == home and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def left_in(folder):
-    """What still runs, after those that are just ending had their time: a keeper outlives its manager by a moment."""
-    for process in processes_of(folder):
-        with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(process.pid)
-            select.select([descriptor], [], [], 10)
-            os.close(descriptor)
-    return processes_of(folder)
-
-
-def environ_of(folder):
-    # The width of whoever runs the tests is none of what is tested.
-    ours = ("NNI_", "TRIAL_KEEPER_", "COLUMNS")
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return outside | {
-        "HOME": str(folder.parent),
-        "XDG_STATE_HOME": str(folder.parent / "state"),
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-    }
 
 
 @pytest.fixture

@@ -80,6 +80,12 @@ def test_an_end_is_that_of_the_pod_that_failed_first():
     assert not verdict.awaits_pod
 
 
+def test_a_pod_that_the_operator_ended_in_the_same_second_decided_nothing():
+    ended = failed(143) | {"metadata": {"deletionTimestamp": "2026-01-01T00:00:32Z"}}
+    verdict = operator("job").verdict_of(job(("Failed", "True")), {"a": ended, "b": failed(3)})
+    assert (verdict.exit_code, verdict.pod) == (3, "b")
+
+
 def test_memory_that_was_full_is_the_reason():
     pods = {"a": failed(137, "OOMKilled")}
     verdict = operator("job").verdict_of(job(("Failed", "True")), pods)

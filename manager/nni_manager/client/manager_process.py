@@ -33,6 +33,8 @@ READY_WITHIN_S = 30.0
 STOPPED_WITHIN_S = 60.0
 _LEFT_WITHIN_S = 10.0
 _REPORT_EVERY_S = 5.0
+# Those that this process has started: it may live for longer than they do, and the system keeps a note of each that has ended.
+_children: list[subprocess.Popen[bytes]] = []
 
 
 class ManagerFailed(UserMistake):
@@ -180,6 +182,7 @@ def _start_on(
         with folder.manager_stdout.open("ab") as stdout, folder.manager_stderr.open("ab") as stderr:
             child = _spawned(folder, host, port, ["--debug"] if debug else [], stdout, stderr, lifeline)
         process = _wait_until_ready(folder, child, folder.process, folder.manager_stderr, stderr_before)
+        _children.append(child)
         return KnownExperiment(folder, process)
     except BaseException as error:
         if child is not None:
@@ -195,6 +198,7 @@ def _view_on(folder: ExperimentFolder, host: str, port: int, lifeline: Lifeline 
         with folder.view_stderr.open("ab") as stderr:
             child = _spawned(folder, host, port, ["--view"], stderr, stderr, lifeline)
         process = _wait_until_ready(folder, child, folder.running_view, folder.view_stderr, stderr_before)
+        _children.append(child)
         return KnownExperiment(folder, None, view=process)
     except BaseException as error:
         if child is not None:
@@ -336,6 +340,12 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         )
     if not known.folder.path.exists():
         Registry.of_user().remove(known.experiment_id)
+    reap()
+
+
+def reap() -> None:
+    """Let the system forget what this process had started and has ended since."""
+    _children[:] = [child for child in _children if child.poll() is None]
 
 
 def _ask_to_stop(client: ManagerClient) -> None:

@@ -186,8 +186,9 @@ def check_kubernetes(config: ExperimentConfig, kubernetes: KubernetesConfig) -> 
     operator = services.operator_of(kubernetes)
     with contextlib.closing(Kubernetes(patience=Patience(tries=2))) as cluster:
         namespace = kubernetes.namespace or cluster.namespace
-        check(cluster, needs_of(operator, namespace))
-        return Place(f"{operator.title} at {cluster.address}, in namespace {namespace}", operator.warnings)
+        warnings = check(cluster, needs_of(operator, namespace))
+        where = f"{operator.title} at {cluster.address}, in namespace {namespace}"
+        return Place(where, operator.warnings + warnings)
 
 
 def check_command(config: ExperimentConfig) -> None:

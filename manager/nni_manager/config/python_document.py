@@ -22,15 +22,20 @@ from nni_manager.config.v2 import ALIASES, EACH, PLATFORMS, DocumentV2, as_v1, n
 
 _SPACE = "searchSpace"
 # An example of a value: `write e.g. trialConcurrency: 2`.
-_WRITE = re.compile(r"(?P<lead>\b(?:write (?P<any>e\.g\. )?|such as )|, or )(?P<key>\w+): ")
+_WRITE = re.compile(r"(?P<lead>\b(?:write (?P<any>e\.g\. )?|such as |or ))(?P<key>\w+): ")
 _NOT_TEXT = re.compile(r"without quotes YAML reads (.*) as (a \w+(?: \w+)?); put it in quotes")
+CALLED = "experiment.config"
+"""What takes the place of a file's name: there is none, and messages of the manager speak of the place where keys are."""
 # What the second schema has no word of its own for, or does not take.
 _OTHER_KEYS = ((_SPACE,), ("sharedStorage",), ("experimentType",), ("trainingService", "openpaiConfig"))
 _OTHER_WORDS = {
     r"\bcannot use this file\b": "cannot use config",
     r"(?<![\w.])codeDir(?=[ ,;)])": "code_directory",
+    r"(?<![\w.])gpuNum(?=[ ,;)])": "trial_gpu_number",
+    rf" (?:in|of) {re.escape(CALLED)}\b": "",
     r"\bsuch key\b": "such field",
 }
+_QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'"
 _KEEP_TO = "keep to text, finite numbers, True, False, None, lists and mappings of them"
 
 
@@ -54,7 +59,7 @@ class PythonDocument(DocumentV2):
 
     def key(self, path: PathInFile) -> str:
         """The field that is a place of the v1 file."""
-        return in_python_words(DocumentV2.key(self, path))
+        return _in_snake_case(DocumentV2.key(self, path))
 
     def mistake(self, path: PathInFile, message: str) -> Mistake:
         """A mistake at this path of the v1 file, told as one of the configuration."""
@@ -91,7 +96,7 @@ def _in_python(mistake: Mistake) -> Mistake:
             "search_space = {'lr': {'_type': 'loguniform', '_value': [0.001, 1]}}"
         )
     return dataclasses.replace(
-        mistake, key=f"config.{in_python_words(key)}" if key else "config", message=in_python_words(message)
+        mistake, key=f"config.{_in_snake_case(key)}" if key else "config", message=in_python_words(message)
     )
 
 
@@ -127,6 +132,18 @@ def _places() -> frozenset[tuple[str, ...]]:
 
 
 @cache
+def _first_schema() -> tuple[Mapping[str, str], re.Pattern[str]]:
+    """The keys of the first schema that have other names in the second, whose names they have here."""
+    found: dict[str, str] = {}
+    for platform in PLATFORMS:
+        for v2, v1 in names_on(platform).items():
+            if EACH not in v1 and v1 not in _places():
+                found.setdefault(key_of(v1), key_of(v2))
+    longest_first = sorted(map(re.escape, found), key=len, reverse=True)
+    return found, re.compile(rf"{_QUOTED}|(?<![\w.])(?:{'|'.join(longest_first)})(?!\w)")
+
+
+@cache
 def _steps() -> frozenset[str]:
     return frozenset(step for place in _places() for step in place if step != EACH)
 
@@ -135,13 +152,15 @@ def _steps() -> frozenset[str]:
 def _keys() -> re.Pattern[str]:
     """Text in quotes, which stays as it is, or one key after another with dots between them."""
     step = rf"(?:{'|'.join(sorted(map(re.escape, _steps()), key=len, reverse=True))})(?:\[\d+\])?"
-    return re.compile(rf"\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?<![\w./'-]){step}(?:\.{step})*(?![\w'-])")
+    return re.compile(rf"{_QUOTED}|(?<![\w./'-]){step}(?:\.{step})*(?![\w'-])")
 
 
 def in_python_words(message: str) -> str:
     """A message about keys of an experiment file, of either schema, as one about fields of a configuration in Python."""
     for of_files, of_python in _OTHER_WORDS.items():
         message = re.sub(of_files, of_python, message)
+    of_v1, keys = _first_schema()
+    message = keys.sub(lambda found: of_v1.get(found[0], found[0]), message)
     message = _NOT_TEXT.sub(_as_no_text, message)
     pieces, at = [], 0
     for found in _WRITE.finditer(message):
@@ -172,9 +191,12 @@ def _as_field(found: re.Match[str]) -> str:
     is_whole = place in _places() and (
         len(place) > 1 or re.search(r"(?:cannot use|cannot do without) $", found.string[: found.start()])
     )
-    return ("config." if is_whole else "") + ".".join(
-        re.sub(r"^\w+", lambda step: to_snake(step[0]), each) for each in key.split(".")
-    )
+    return ("config." if is_whole else "") + _in_snake_case(key)
+
+
+def _in_snake_case(key: str) -> str:
+    """A key with its known steps as fields are called; arguments of an algorithm are called as they are."""
+    return re.sub(r"\w+", lambda step: to_snake(step[0]) if step[0] in _steps() else step[0], key)
 
 
 def _end_of_value(text: str, at: int) -> int:
@@ -189,7 +211,7 @@ def _end_of_value(text: str, at: int) -> int:
     if text[at] in "\"'":
         closing = text.find(text[at], at + 1)
         return len(text) if closing < 0 else closing + 1
-    stop = re.search(r", or |; | as well|, and ", text[at:])
+    stop = re.search(r",? or |; | as well|,? and ", text[at:])
     return len(text) if stop is None else at + stop.start()
 
 

@@ -323,6 +323,7 @@ class Engine:
             len(self.keepers),
             self.keepers.roads,
             time.monotonic(),
+            why_it_waits=self._service.why_it_waits,
             keepers_of=self.keepers.seen,
             link_of=self._service.link,
         )

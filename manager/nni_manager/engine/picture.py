@@ -53,8 +53,9 @@ class Picture:
 
     Times in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper
     has not been heard. `keepers`: how many are connected. `roads`: how each job is heard, at `now_s` of the monotonic
-    clock; without a manager none is. `is_view`: nothing can be changed where this comes from. `keepers_of` and `link_of` tell of
-    a job, by its id, which keepers of it are connected, and where people find it on its cluster, if they do.
+    clock; without a manager none is. `is_view`: nothing can be changed where this comes from. `why_it_waits`: as
+    `TrainingService` has it; empty without a manager. `keepers_of` and `link_of` tell of a job, by its id, which keepers of it
+    are connected, and where people find it on its cluster, if they do.
     """
 
     config: ExperimentConfig
@@ -68,6 +69,7 @@ class Picture:
     roads: Roads = field(default_factory=Roads)
     now_s: float = 0.0
     is_view: bool = False
+    why_it_waits: Callable[[str], str] = lambda job_id: ""
     keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
     link_of: Callable[[str], str | None] = lambda _: None
 

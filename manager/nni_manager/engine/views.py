@@ -110,7 +110,7 @@ def trial_view(picture: Picture, trial: Trial) -> dict[str, Any]:
         "value": trial.value,
         "reason": trial.reason and trial.reason.value,
         "exitCode": trial.exit_code,
-        "message": trial.message,
+        "message": _message(picture, trial),
         "warning": trial.warning,
         "attempt": trial.attempt,
         "retries": trial.retries,
@@ -174,6 +174,14 @@ def _names_in(metric: str | None) -> list[str]:
         return list(json.loads(metric))[:_MOST_KEYS]
     except (ValueError, RecursionError):
         return []
+
+
+def _message(picture: Picture, trial: Trial) -> str:
+    """How it ended, or what keeps it from beginning."""
+    if trial.state is not TrialState.WAITING or not trial.job_id:
+        return trial.message
+    why = picture.why_it_waits(trial.job_id)
+    return f"not started yet: {why}" if why else trial.message
 
 
 def road_view(picture: Picture, trial: Trial) -> dict[str, Any]:

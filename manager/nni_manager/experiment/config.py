@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from nni_manager.config.mistakes import ConfigInvalid, Mistake
 from nni_manager.config.model import ExperimentConfig as CheckedConfig
-from nni_manager.config.python_document import python_document
+from nni_manager.config.python_document import CALLED, python_document
 from nni_manager.config.reader import read_document
 from nni_manager.config.v1 import LEFT_OUT
 from nni_manager.config.v2 import PLATFORMS
@@ -30,8 +30,6 @@ Seconds: TypeAlias = str | int
 """A duration such as "90m" or "0.5h", or a number of seconds."""
 GpuIndices: TypeAlias = list[int] | int | str
 """Which GPUs: [0, 1], 0, or "0,1"."""
-# There is no file, and messages of the manager speak of the place where its keys are.
-_CALLED = "experiment.config"
 
 
 class PlatformUnknown(UserMistake):
@@ -227,6 +225,8 @@ class KubeflowConfig(TrainingServiceConfig):
     platform: str | None = "kubeflow"
     operator: str | None = None
     api_version: str | None = None
+    runtime: str | None = None
+    queue_name: str | None = None
     storage: K8sStorageConfig = field(default_factory=K8sStorageConfig)
     namespace: str | None = None
     worker: KubeflowRoleConfig | None = None
@@ -341,7 +341,7 @@ class ExperimentConfig(ConfigBase):
                     )
                 ]
             ) from error
-        return read_document(Path.cwd() / _CALLED, python_document(described, _name_of_program()))
+        return read_document(Path.cwd() / CALLED, python_document(described, _name_of_program()))
 
     def validate(self) -> None:
         """See whether everything is right, without starting anything.

@@ -46,7 +46,7 @@ Port: TypeAlias = int | Literal["auto"]
 _Answer = TypeVar("_Answer")
 # It becomes a part of the names of jobs.
 _ID = re.compile(r"[A-Za-z0-9]{1,32}")
-_OF_COMMAND_LINE = {r"--port N or --port auto": 'port=N or port="auto"', r"--port N": "port=N"}
+_OF_COMMAND_LINE = {r"--port N or --port auto": 'port=N or port="auto"', r"--port (N|\d+)": r"port=\1"}
 
 
 class NotStarted(UserMistake):
@@ -118,6 +118,10 @@ class Experiment:
         Raises:
             UserMistake: it was made elsewhere, and this object has none.
         """
+        if self._config is None and self.id is None:
+            raise UserMistake(
+                "cannot start an experiment without a configuration; write Experiment('local'), or Experiment(config)"
+            )
         if self._config is None:
             raise UserMistake(
                 "cannot look into the configuration of an experiment that was made elsewhere; get_experiment_profile() tells "
@@ -491,6 +495,7 @@ class Experiment:
         if self._lifeline is not None:
             self._lifeline.cut()
             self._lifeline = None
+        manager_process.reap()
         self.port = None
 
     def _and_wait(self, begin: Callable[[], None], wait_completion: bool) -> bool | None:

@@ -65,6 +65,10 @@ class TrainingService(ABC):
         """What keeps jobs from starting, or the cluster from being asked, at present; empty while all is well."""
         return ""
 
+    def why_it_waits(self, job_id: str) -> str:
+        """What keeps this job from starting, for people; empty where nothing is known, and for any that has started."""
+        return ""
+
     @property
     def completion(self) -> Completion:
         """The tasks of a job, and when they end its trial."""

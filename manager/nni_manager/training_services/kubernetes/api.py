@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,14 +115,24 @@ class Kubernetes:
         """
         return self._ask("GET", resource.path(namespace, name), f"read {_words(resource, namespace, name)}")
 
-    def objects(self, resource: Resource, namespace: str, selector: str) -> tuple[list[Document], str]:
-        """All whose labels the selector chooses, and the version from which a watch shows what comes after."""
+    def objects(
+        self,
+        resource: Resource,
+        namespace: str,
+        selector: str,
+        fields: str = "",
+        concerns: Callable[[Document], bool] = lambda _: True,
+    ) -> tuple[list[Document], str]:
+        """All that the selectors of labels and fields choose, and the version from which a watch shows what comes after.
+
+        What does not concern the caller is thrown away page by page.
+        """
         found: list[Document] = []
-        query = {"labelSelector": selector, "limit": str(PAGE_OBJECTS)}
+        query = _chosen(selector, fields) | {"limit": str(PAGE_OBJECTS)}
         what = f"list {resource.plural} in namespace {namespace}"
         while True:
             page = self._ask("GET", resource.path(namespace), what, query=query)
-            found += page["items"]
+            found += filter(concerns, page["items"])
             query["continue"] = page["metadata"].get("continue", "")
             if not query["continue"]:
                 return found, str(page["metadata"]["resourceVersion"])
@@ -141,7 +151,9 @@ class Kubernetes:
         what = f"delete {_words(resource, namespace, name)}"
         self._ask("DELETE", resource.path(namespace, name), what, body=options)
 
-    def watch(self, resource: Resource, namespace: str, selector: str, since: str) -> Iterator[Event]:
+    def watch(
+        self, resource: Resource, namespace: str, selector: str, since: str, fields: str = ""
+    ) -> Iterator[Event]:
         """What happens from a version on, as it happens. Ends by itself now and then, and when this object is closed.
 
         It has begun when this returns. Both this and what it returns may raise.
@@ -150,10 +162,9 @@ class Kubernetes:
             HistoryGone: that version is too long ago.
             ClusterAway: there is no connection, or it has broken.
         """
-        query = {
+        query = _chosen(selector, fields) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "labelSelector": selector,
             "resourceVersion": since,
             "timeoutSeconds": str(WATCH_S),
         }
@@ -343,6 +354,11 @@ class Kubernetes:
 
 def _words(resource: Resource, namespace: str, name: str) -> str:
     return f"{resource.kind} {name} in namespace {namespace}"
+
+
+def _chosen(labels: str, fields: str) -> dict[str, str]:
+    selectors = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: selector for name, selector in selectors.items() if selector}
 
 
 def _cut(raw: Any) -> None:

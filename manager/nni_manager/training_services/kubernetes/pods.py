@@ -15,7 +15,7 @@ _USUAL = frozenset({"ContainerCreating", "PodInitializing", ""})
 def why_it_waits(pod: Mapping[str, Any]) -> str:
     """What keeps a pending pod from running; empty for any other, and where nothing is known."""
     status = pod.get("status") or {}
-    if status.get("phase") != "Pending":
+    if not is_pending(pod):
         return ""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
@@ -28,6 +28,24 @@ def why_it_waits(pod: Mapping[str, Any]) -> str:
     return next(
         (_told(each) for each in waiting if each.get("reason", "") not in _USUAL or each.get("message")), ""
     )
+
+
+def what_goes_first(pod: Mapping[str, Any]) -> str:
+    """The container that a pending pod runs before its others, e.g. a barrier; empty where none runs."""
+    for each in (pod.get("status") or {}).get("initContainerStatuses") or []:
+        if "running" in (each.get("state") or {}):
+            return f"its init container {each['name']} has not ended"
+    return ""
+
+
+def is_pending(pod: Mapping[str, Any]) -> bool:
+    """Whether none of its containers but those that go first has been started yet."""
+    return (pod.get("status") or {}).get("phase") == "Pending"
+
+
+def has_node(pod: Mapping[str, Any]) -> bool:
+    """Whether it was given a node to run on."""
+    return bool((pod.get("spec") or {}).get("nodeName"))
 
 
 def last_words(pod: Mapping[str, Any]) -> str:
@@ -46,10 +64,17 @@ def has_run(pod: Mapping[str, Any]) -> bool:
 
 
 def first_failed(pods: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The name of the pod that failed first, as far as is told; None where none has failed."""
+    """The name of the pod that failed first, as far as is told; None where none has failed.
+
+    Operators end the others within the same second, which is all that Kubernetes tells of the time.
+    """
     failed = {name: pod for name, pod in pods.items() if (pod.get("status") or {}).get("phase") == "Failed"}
-    # Of those that ended within one second any may have been the first, and one that was ended from outside says no time.
-    return min(failed, key=lambda name: (_ended_at(failed[name]) or "~", name), default=None)
+
+    def order(name: str) -> tuple[bool, str, str]:
+        is_ended_by_others = "deletionTimestamp" in (failed[name].get("metadata") or {})
+        return is_ended_by_others, _ended_at(failed[name]) or "~", name
+
+    return min(failed, key=order, default=None)
 
 
 def failure_of(pod: Mapping[str, Any]) -> tuple[int | None, bool]:

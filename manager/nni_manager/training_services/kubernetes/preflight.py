@@ -10,6 +10,7 @@ from nni_manager.training_services.kubernetes.errors import ClusterLacks, Forbid
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.resources import (
     CLAIMS,
+    EVENTS,
     PODS,
     SECRETS,
     SERVICE_ACCOUNTS,
@@ -50,8 +51,8 @@ def needs_of(operator: Operator, namespace: str) -> Needs:
     return Needs(namespace, operator.resource, rights, tuple(things), names_version)
 
 
-def check(cluster: Kubernetes, needs: Needs) -> None:
-    """See that the cluster has it all.
+def check(cluster: Kubernetes, needs: Needs) -> tuple[str, ...]:
+    """See that the cluster has it all; what users should know of what it has not, and that can be done without.
 
     Raises:
         ClusterLacks: it does not; names everything that is missing, a line each.
@@ -61,6 +62,12 @@ def check(cluster: Kubernetes, needs: Needs) -> None:
     if missing:
         lines = "\n".join(f"  {each}" for each in missing)
         raise ClusterLacks(f"cannot run the experiment on {cluster.address}:\n{lines}")
+    if all(cluster.allows(verb, EVENTS, needs.namespace) for verb in ("list", "watch")):
+        return ()
+    return (
+        f"this login may not list and watch events in namespace {needs.namespace}: of a pod that does not start you are told "
+        "what is in its status, and no more, e.g. not that a mount fails; ask an administrator of the cluster for the right",
+    )
 
 
 def _missing(cluster: Kubernetes, needs: Needs) -> list[str]:

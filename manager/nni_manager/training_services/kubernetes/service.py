@@ -1,7 +1,8 @@
 """Jobs as resources of an operator: made, watched, deleted, and found again by a later manager.
 
-Two watches tell of all jobs of an experiment: one of their resources, and one of their pods. A resource that has ended is deleted
-once its end is told, and with it go its secrets and what is left of its pods. Which operator it is, `operator.Operator` knows.
+Three watches tell of all jobs of an experiment: of their resources, of their pods, and of what Kubernetes warns of. A resource
+that has ended is deleted once its end is told, and with it go its secrets and what is left of its pods. Which operator it is,
+`operator.Operator` knows.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ from nni_manager.errors import NniManagerError, TryAgain, UserMistake
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import AlreadyThere, Forbidden, NotThere
+from nni_manager.training_services.kubernetes.events import FIELDS, Warnings
 from nni_manager.training_services.kubernetes.operator import Operator, Stage, Verdict
-from nni_manager.training_services.kubernetes.pods import has_run, last_words, why_it_waits
+from nni_manager.training_services.kubernetes.pods import (
+    has_node,
+    has_run,
+    is_pending,
+    last_words,
+    what_goes_first,
+    why_it_waits,
+)
 from nni_manager.training_services.kubernetes.render import (
     as_in_containers,
     job_of,
@@ -33,9 +42,9 @@ from nni_manager.training_services.kubernetes.render import (
     render_secrets,
     selector_of,
 )
-from nni_manager.training_services.kubernetes.resources import PODS, SECRETS
+from nni_manager.training_services.kubernetes.resources import EVENTS, PODS, SECRETS
 from nni_manager.training_services.kubernetes.storage import SharedStorage
-from nni_manager.training_services.kubernetes.watch import Change, Gone, Listed, Seen, Trouble, Watch
+from nni_manager.training_services.kubernetes.watch import Change, Denied, Gone, Listed, Seen, Trouble, Watch
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -50,6 +59,8 @@ _LONGEST_AGAIN_S = 30.0
 _POD_LAG_S = 5.0
 # For resources that have ended, and that a manager which ends has not deleted yet.
 _LAST_DELETES_S = 10.0
+# An operator that has nothing else to do makes pods within a second.
+_PODS_WITHIN_S = 10.0
 # Somebody who watches the first trial wants to know by then what it waits for.
 _LONGEST_QUEUE_S = 60.0
 
@@ -58,7 +69,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class _Job:
-    """One job. `was_taken`: its resource is there, or was. `was_seen`: a watch has shown it."""
+    """One job. `was_taken`: its resource is there, or was. `was_seen`: a watch has shown it. `gone_pods`: by their names."""
 
     job_id: str
     name: str
@@ -70,6 +81,7 @@ class _Job:
     is_ending: bool = False
     waits_since_s: float = field(default_factory=time.monotonic)
     has_begun: bool = False
+    gone_pods: set[str] = field(default_factory=set)
 
 
 class KubernetesService(TrainingService):
@@ -102,6 +114,7 @@ class KubernetesService(TrainingService):
         """By job, then by their own name. Those of a job are kept until its end is told."""
         self._words: dict[str, str] = {}
         """Of jobs that ended while no manager was there."""
+        self._warnings = Warnings(self._experiment_id)
         self._troubles: dict[str, str] = {}
         self._problem = ""
         self._was_listed = False
@@ -139,6 +152,11 @@ class KubernetesService(TrainingService):
             f"what it waits for with `kubectl describe {self._operator.resource.plural},pods -n {self._namespace} "
             f"-l expId={self._experiment_id}`"
         )
+
+    def why_it_waits(self, job_id: str) -> str:
+        """By its pods' states, what Kubernetes warns of, and what its operator says."""
+        job = self._jobs.get(job_id)
+        return self._why_it_waits(job) if job is not None and job.was_taken and not job.has_begun else ""
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Make the job's resource, and the secrets that it owns.
@@ -259,11 +277,18 @@ class KubernetesService(TrainingService):
             return
         loop, selector = asyncio.get_running_loop(), selector_of(self._experiment_id)
         for resource, take in ((self._operator.resource, self._take_resource), (PODS, self._take_pod)):
-            watch = Watch(
-                *(self._cluster, resource, self._namespace, selector),
-                partial(_tell, loop, take),
+            self._watches.append(
+                Watch(self._cluster, resource, self._namespace, selector, partial(_tell, loop, take))
             )
-            self._watches.append(watch)
+        # Events have no labels of the objects that they are about.
+        events = Watch(
+            *(self._cluster, EVENTS, self._namespace, "", partial(_tell, loop, self._take_event)),
+            fields=FIELDS,
+            concerns=self._warnings.concerns,
+            is_optional=True,
+        )
+        self._watches.append(events)
+        for watch in self._watches:
             watch.start()
 
     def _take_resource(self, change: Change) -> None:
@@ -286,6 +311,8 @@ class KubernetesService(TrainingService):
             case Trouble(message):
                 self._note_trouble(self._operator.resource.plural, message)
                 self._news.set()
+            case Denied():
+                pass
 
     def _take_pod(self, change: Change) -> None:
         match change:
@@ -293,17 +320,33 @@ class KubernetesService(TrainingService):
                 job_id, name = job_of(document), document["metadata"]["name"]
                 pods = self._pods.setdefault(job_id, {})
                 pods[name] = document
-                if job_id in self._jobs and has_run(document):
-                    self._jobs[job_id].has_begun = True
-                if isinstance(change, Gone) and job_id not in self._jobs:
+                job = self._jobs.get(job_id)
+                if job is not None and has_run(document):
+                    job.has_begun = True
+                if isinstance(change, Gone) and job is not None:
+                    job.gone_pods.add(name)
+                elif job is not None:
+                    job.gone_pods.discard(name)  # one that is made anew may have the same name
+                elif isinstance(change, Gone):
                     del pods[name]  # of a job whose end was told
                     if not pods:
                         del self._pods[job_id]
                 self._pod_news.set()
             case Trouble(message):
                 self._note_trouble("pods", message)
-            case Listed():
+            case Listed() | Denied():
                 pass
+
+    def _take_event(self, change: Change) -> None:
+        match change:
+            case Seen(document):
+                self._warnings.take(document)
+            case Gone(document):
+                self._warnings.drop(document)
+            case Denied(message):
+                logger.warning("%s; without it, less is known of pods that do not start", message)
+            case Listed() | Trouble():
+                pass  # whoever cannot be asked for events cannot be asked for jobs either, which is told
 
     def _note_trouble(self, of: str, message: str) -> None:
         if message:
@@ -337,13 +380,16 @@ class KubernetesService(TrainingService):
     async def _finish(self, job: _Job, document: Document) -> None:
         """Tell how it ended, with its last words if they come, and clear it away."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._until_told(job.job_id, document), _POD_LAG_S)
+            await asyncio.wait_for(self._until_told(job, document), _POD_LAG_S)
         verdict = self._verdict(job.job_id, document)
         self._end(job, verdict.exit_code, self._message(job.job_id, verdict), verdict.reason)
         self._delete_soon(job.name, job.uid)
 
-    async def _until_told(self, job_id: str, document: Document) -> None:
-        while self._verdict(job_id, document).awaits_pod:
+    async def _until_told(self, job: _Job, document: Document) -> None:
+        while (verdict := self._verdict(job.job_id, document)).awaits_pod:
+            awaited = {verdict.pod} if verdict.pod is not None else set(self._pods.get(job.job_id, {}))
+            if awaited and awaited <= job.gone_pods:
+                return
             self._pod_news.clear()
             await self._pod_news.wait()
 
@@ -352,13 +398,20 @@ class KubernetesService(TrainingService):
 
     def _message(self, job_id: str, verdict: Verdict) -> str:
         pod = self._pods.get(job_id, {}).get(verdict.pod or "", {})
-        return "\n".join(part for part in (verdict.message, last_words(pod)) if part)
+        told = "\n".join(part for part in (verdict.message, last_words(pod)) if part)
+        if verdict.exit_code is None and verdict.pod is not None:
+            # No container says why it ended, e.g. of a node that is lost; a warning may.
+            warning = self._warnings.of(verdict.pod, has_node=True)
+            told += f"\nKubernetes warned: {warning}" if warning else ""
+        return told
 
     def _end_deleted(self, job: _Job) -> None:
         if job.is_ending:
             return  # it had completed, and is cleared away
         who = "was deleted as we asked" if job.stop_is_wanted else "is gone: somebody has deleted it"
+        why = self.why_it_waits(job.job_id)
         message = f"{self._kind} {job.name} in namespace {self._namespace} {who}"
+        message += f"; it had not started: {why}" if why else ""
         self._end(job, None, message, ExitReason.JOB_LOST)
 
     def _end(self, job: _Job, exit_code: int | None, message: str, reason: ExitReason) -> None:
@@ -367,6 +420,7 @@ class KubernetesService(TrainingService):
         if self._names.get(job.name) == job.job_id:
             del self._names[job.name]
         self._pods.pop(job.job_id, None)
+        self._warnings.forget(job.name)
         self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason))
 
     async def _verify(self, job: _Job) -> None:
@@ -431,9 +485,23 @@ class KubernetesService(TrainingService):
         return self._jobs.setdefault(job_id, _Job(job_id, name))
 
     def _why_it_waits(self, job: _Job) -> str:
-        of_pods = next(filter(None, map(why_it_waits, self._pods.get(job.job_id, {}).values())), "")
-        seen = self._resources.get(job.name)
-        return of_pods or ("" if seen is None else self._operator.why_it_waits(seen))
+        pods, seen = self._pods.get(job.job_id, {}), self._resources.get(job.name)
+        # Of a job whose one pod has no image, the others wait at a barrier, and say less.
+        for tell in (why_it_waits, self._warning_of, what_goes_first):
+            if told := next(filter(None, map(tell, pods.values())), ""):
+                return told
+        if told := "" if seen is None else self._operator.why_it_waits(seen):
+            return told
+        if pods or job.waits_since_s + _PODS_WITHIN_S > time.monotonic():
+            return "" if pods else self._warnings.of(job.name)
+        # Not every operator says so: FrameworkController tries again and is silent.
+        return self._warnings.of(job.name) or (
+            f"{self._operator.title} has made no pod of it yet; see whether the namespace has room for one with "
+            f"`kubectl describe quota -n {self._namespace}`, and whether {self._operator.title} runs"
+        )
+
+    def _warning_of(self, pod: Document) -> str:
+        return self._warnings.of(pod["metadata"]["name"], has_node=has_node(pod)) if is_pending(pod) else ""
 
     async def _has_secret(self, name: str) -> bool:
         try:

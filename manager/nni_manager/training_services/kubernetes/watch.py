@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
-from nni_manager.training_services.kubernetes.errors import HistoryGone
+from nni_manager.training_services.kubernetes.errors import Forbidden, HistoryGone
 from nni_manager.training_services.kubernetes.resources import Resource
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,14 @@ class Trouble:
     message: str
 
 
-Change = Seen | Gone | Listed | Trouble
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """This login may not look there: nothing more is told. Only of a watch that one can do without."""
+
+    message: str
+
+
+Change = Seen | Gone | Listed | Trouble | Denied
 
 
 class Watch:
@@ -66,11 +73,19 @@ class Watch:
         namespace: str,
         selector: str,
         tell: Callable[[Change], None],
+        *,
+        fields: str = "",
+        concerns: Callable[[Document], bool] = lambda _: True,
+        is_optional: bool = False,
     ) -> None:
+        """`selector` is of labels, `fields` of fields. `concerns`: which of those chosen are told of, and kept; asked from the
+        watch's thread. `is_optional`: a login that may not look is no trouble.
+        """
         self._cluster = cluster
         self._resource = resource
         self._where = (resource, namespace, selector)
         self._tell = tell
+        self._fields, self._concerns, self._is_optional = fields, concerns, is_optional
         self._known: dict[str, Document] = {}
         """By uid."""
         self._trouble = ""
@@ -98,7 +113,7 @@ class Watch:
             try:
                 if since is None:
                     since = self._list()
-                events = self._cluster.watch(*self._where, since)
+                events = self._cluster.watch(*self._where, since, self._fields)
                 self._note("")
                 for event in events:
                     since = event.version
@@ -108,6 +123,9 @@ class Watch:
                 logger.info("%s", gone)
                 since = None
             except NniManagerError as error:
+                if self._is_optional and isinstance(error, Forbidden):
+                    self._say(Denied(str(error)))
+                    return
                 self._note(str(error))
             except Exception as error:  # without this thread no job would ever end
                 logger.exception("an answer is not understood")
@@ -123,7 +141,7 @@ class Watch:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _list(self) -> str:
-        found, version = self._cluster.objects(*self._where)
+        found, version = self._cluster.objects(*self._where, self._fields, self._concerns)
         there = {document["metadata"]["uid"] for document in found}
         for uid in [uid for uid in self._known if uid not in there]:
             self._say(Gone(self._known.pop(uid)))
@@ -133,7 +151,7 @@ class Watch:
         return version
 
     def _take(self, kind: str, document: Document) -> None:
-        if kind == "BOOKMARK":
+        if kind == "BOOKMARK" or not self._concerns(document):
             return
         uid, version = document["metadata"]["uid"], document["metadata"]["resourceVersion"]
         if kind == "DELETED":

@@ -1,0 +1,82 @@
+"""`make test-k8s`, on a cluster that these tests know only by its kubeconfig file: our own, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kube_place import named_cluster
+
+pytest.importorskip("kubernetes")
+
+REPOSITORY = Path(__file__).parents[2]
+# One of the API server's probes and one whole experiment: all of them run on our own cluster as well.
+SOME = "says_its_version or one_framework_per_trial"
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Its folder, and what it says at its end."""
+    program = REPOSITORY / "tests" / "fakes" / "kube_server.py"
+    with subprocess.Popen(
+        [sys.executable, str(program), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def recipe():
+    """What make would run, without the virtual environment that it makes before."""
+    said = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "test-k8s"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return said.stdout.splitlines()[-1]
+
+
+def test_the_tests_of_any_cluster_run_on_one_that_is_named(server, tmp_path):
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        ["bash", "-euc", recipe()],
+        cwd=REPOSITORY,
+        env=outside
+        | {
+            "KUBECONFIG": str(tmp_path / "kubeconfig"),
+            "TEST_K8S_IMAGE": "me/other:2",
+            "TEST_K8S_STORAGE": "pvc:nni",
+            "TEST_K8S_STORAGE_HERE": str(tmp_path / "storage"),
+            "PYTEST_ADDOPTS": f"-k '{SOME}' --basetemp {tmp_path / 'pytest'}",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    said, _ = server.communicate(timeout=30)
+    asked = json.loads(said)
+    assert asked["create frameworks"] == 3, "not by the cluster of our own that other tests have"
+    assert asked["create customresourcedefinitions"] == asked["delete customresourcedefinitions"] == 3
+
+
+def test_what_was_not_said_of_a_cluster_is_named():
+    with pytest.raises(pytest.skip.Exception, match="TEST_K8S_STORAGE, TEST_K8S_STORAGE_HERE not set"):
+        named_cluster({"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i"})
+    said = {"TEST_KUBECONFIG": "k", "TEST_K8S_IMAGE": "i", "TEST_K8S_STORAGE_HERE": "/mnt/nni"}
+    nfs = named_cluster(said | {"TEST_K8S_STORAGE": "nfs:10.0.0.1:/a/b"})
+    assert nfs.storage == {"storage": "nfs", "nfs": {"server": "10.0.0.1", "path": "/a/b"}}
+    claim = named_cluster(said | {"TEST_K8S_STORAGE": "pvc:data", "TEST_K8S_NAMESPACE": "team"})
+    assert claim.storage == {"storage": "pvc", "pvc": {"path": "/mnt/nni", "name": "data"}}
+    assert (nfs.namespace, claim.namespace) == ("default", "team")

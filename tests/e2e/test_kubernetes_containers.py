@@ -1,0 +1,91 @@
+"""An experiment on a Kubernetes cluster of our own whose pods are real containers of the keeper's image."""
+
+import functools
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kube_containers import ContainerPod, specification
+from kube_place import Place, our_cluster, output_of, trials_of
+from kube_store import PODS
+from real_containers import Podman, why_not_here
+from real_experiment import wait_until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.training_services.frameworkcontroller.operator import FRAMEWORKS
+
+TRAIN = """
+import os
+import nni_sdk
+print(os.getpid() > 1, os.path.isdir("/opt/trial-keeper"), os.environ["NNI_SYS_DIR"].startswith("/tmp/mount/"))
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(x / 2)
+nni_sdk.report_final_result(x)
+"""
+ROLE = {
+    "name": "worker",
+    "taskNum": 1,
+    "frameworkAttemptCompletionPolicy": {"minFailedTaskCount": 1, "minSucceededTaskCount": 1},
+    "command": "python3 train.py; exit $((NNI_TRIAL_SEQ_ID * 7))",
+    "gpuNum": 0,
+    "cpuNum": 1,
+    "memoryMB": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def podman():
+    reason = why_not_here()
+    if reason is not None:
+        pytest.skip(reason)
+    if shutil.which("catatonit") is None:
+        pytest.skip("catatonit not installed: podman makes no pods without it")
+    return Podman(Path(sys.prefix) / "containers")
+
+
+@pytest.mark.containers
+@pytest.mark.timeout(300)
+def test_an_experiment_runs_in_containers_that_podman_makes_of_its_pods(podman, tmp_path):
+    with our_cluster(tmp_path, functools.partial(ContainerPod, podman)) as ours:
+        image = podman.image("keeper")
+        place = Place(tmp_path, replace(ours, image=image), TRAIN)
+        place.config |= {"trainingServicePlatform": "frameworkcontroller", "maxTrialNum": 2}
+        place.config["trial"]["taskRoles"] = [ROLE | {"image": image}]
+        place.config["frameworkcontrollerConfig"] = ours.storage
+        done = place.create("--foreground")
+        assert done.returncode == 0, done.stderr
+        workspace = place.workspace(done)
+        assert [output_of(workspace, trial) for trial in trials_of(workspace)] == ["True True True\n"] * 2
+        # The first succeeds, and the second tells its own exit code through keeper, podman, pod and Framework.
+        ended = {
+            entry.after["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
+            for entry in place.cluster.store.history
+            if entry.kind == PODS and entry.after["status"]["phase"] in ("Succeeded", "Failed")
+        }
+        assert ended == {0, 7}
+        assert "failed: exit code 7" in done.stderr
+        wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left on the cluster", 60)
+        made = [path.stem for path in (tmp_path / "node").glob("trial-keeper-test-*.json")]
+        assert len(made) == 2
+        pods = podman.run("podman", "pod", "ps", "--format", "{{.Name}}").split()
+        assert not set(made) & set(pods), "and none on this machine"
+
+
+def test_what_podman_is_given_has_nothing_left_to_fill_in():
+    container = {
+        "name": "c",
+        "image": "i",
+        "command": ["sh", "-c", "echo $(A) $$A"],
+        "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        "volumeMounts": [{"name": "v", "mountPath": "/m"}],
+        "resources": {"limits": {"memory": "1Mi"}, "requests": {"cpu": "1"}},
+    }
+    made = specification("p", [(container, {"/m": Path("/here"), "/n": Path("/here")}, {"A": "a"})])
+    (only,) = made["spec"]["containers"]
+    assert only["command"] == ["sh", "-c", "echo a $A"]
+    assert only["env"] == [{"name": "A", "value": "a"}]
+    assert [each["mountPath"] for each in only["volumeMounts"]] == ["/m", "/n"]
+    assert made["spec"]["volumes"] == [{"name": "volume0", "hostPath": {"path": "/here"}}]

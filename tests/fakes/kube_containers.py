@@ -1,0 +1,112 @@
+"""Pods as real containers: the node of a cluster of our own hands their specifications to `podman play kube`.
+
+What a kubelet fills in is filled in before: variables from secrets and fields, and the folders of volumes. All containers share
+the network of this machine.
+"""
+
+import json
+import secrets
+import signal
+import subprocess
+
+from kube_kubelet import Pod, expanded
+from real_containers import STEP_WITHIN_S
+
+
+class ContainerPod(Pod):
+    """A pod that podman runs. `Kubelet` makes it from (node, pod), see functools.partial."""
+
+    def __init__(self, podman, node, pod):
+        super().__init__(node, pod)
+        self._podman = podman
+        self._made = []
+
+    def _start(self, plans):
+        name = f"trial-keeper-test-{secrets.token_hex(4)}"
+        file = self._node.folder / f"{name}.json"
+        file.write_text(json.dumps(specification(name, plans)))
+        self._made.append(name)
+        self._podman.run("podman", "play", "kube", "--quiet", str(file))
+        started = [
+            RealContainer(self._podman, f"{name}-{container['name']}", self._log) for container, _, _ in plans
+        ]
+        self._take(started)
+        return started
+
+    def _kill(self, process):
+        process.send_signal(signal.SIGKILL)
+
+    def _clear_away(self):
+        for name in self._made:
+            self._podman.run("podman", "pod", "rm", "--force", "--ignore", "--time", "0", name)
+
+
+def specification(name, plans):
+    """A pod as podman takes it, in which nothing is left to fill in. JSON is YAML."""
+    containers, volumes = [], {}
+    for container, mounts, variables in plans:
+        kept = {key: container[key] for key in ("name", "image")}
+        for part in ("command", "args"):
+            if part in container:
+                kept[part] = [expanded(word, variables) for word in container[part]]
+        for path, folder in mounts.items():
+            source = volumes.setdefault(str(folder), f"volume{len(volumes)}")
+            kept.setdefault("volumeMounts", []).append({"name": source, "mountPath": path})
+        kept["env"] = [{"name": each, "value": value} for each, value in variables.items()]
+        kept["resources"] = {"limits": container.get("resources", {}).get("limits", {})}
+        containers.append(kept)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "hostNetwork": True,
+            "restartPolicy": "Never",
+            "containers": containers,
+            "volumes": [{"name": each, "hostPath": {"path": folder}} for folder, each in volumes.items()],
+        },
+    }
+
+
+class RealContainer:
+    """One that runs, and what of a process is asked of it."""
+
+    def __init__(self, podman, name, log):
+        self._podman, self._name, self._log = podman, name, log
+        self._code = None
+        self._waiting = subprocess.Popen(
+            ["podman", "wait", name],
+            env=podman.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def poll(self):
+        return self._code
+
+    def wait(self):
+        said, _ = self._waiting.communicate()
+        with open(self._log, "ab") as log:
+            subprocess.run(
+                ["podman", "logs", self._name],
+                env=self._podman.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=STEP_WITHIN_S,
+                check=False,
+            )
+        self._code = int(said)
+        return self._code
+
+    def send_signal(self, number):
+        # One that has just ended is sent nothing.
+        subprocess.run(
+            ["podman", "kill", "--signal", signal.Signals(number).name, self._name],
+            env=self._podman.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=STEP_WITHIN_S,
+            check=False,
+        )

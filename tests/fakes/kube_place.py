@@ -1,0 +1,189 @@
+"""Where whole experiments on Kubernetes run: on a cluster of our own, or on the one that TEST_KUBECONFIG names.
+
+For a cluster that is not ours, the TEST_K8S_* variables say what a test cannot know of it (CONTRIBUTING.md has them all).
+"""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kube_api import KubeCluster
+from kube_controllers import FRAMEWORKS
+from kube_definitions import FRAMEWORK, OF_KUBEFLOW, TORCH_DISTRIBUTED
+from kube_operators import RUNTIMES
+from kube_store import CLAIMS, CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
+
+from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.render import selector_of
+from nni_manager.training_services.kubernetes.resources import PODS as OUR_PODS
+from nni_manager.training_services.kubernetes.resources import SECRETS as OUR_SECRETS
+from nni_manager.training_services.kubernetes.resources import Resource
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.workspace import Workspace
+
+BIN = Path(sys.executable).parent
+CLAIM = "nni"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A cluster, as whole experiments need to know it. `double`: the cluster itself, when it is our own and in this process.
+
+    `storage` is what an experiment file says of it, `storage_here` the folder that it is on this machine.
+    """
+
+    kubeconfig: Path
+    namespace: str
+    image: str
+    storage: dict
+    storage_here: Path
+    manager_ip: str | None = None
+    service_account: str | None = None
+    double: KubeCluster | None = None
+
+
+def storage_of(text, here):
+    """What an experiment file says of `nfs:SERVER:/path`, or of `pvc:NAME`, which this machine has at `here`."""
+    kind, _, rest = text.partition(":")
+    if kind == "nfs":
+        server, _, path = rest.partition(":")
+        return {"storage": "nfs", "nfs": {"server": server, "path": path}}
+    return {"storage": "pvc", "pvc": {"path": str(here), "name": rest}}
+
+
+def named_cluster(environ):
+    """The cluster that the variables name; a test is skipped where they leave out something that it needs."""
+    missing = [name for name in ("STORAGE", "STORAGE_HERE", "IMAGE") if not environ.get(f"TEST_K8S_{name}")]
+    if missing:
+        pytest.skip(f"{', '.join(f'TEST_K8S_{name}' for name in missing)} not set")
+    here = Path(environ["TEST_K8S_STORAGE_HERE"])
+    return Surroundings(
+        Path(environ["TEST_KUBECONFIG"]),
+        environ.get("TEST_K8S_NAMESPACE", "default"),
+        environ["TEST_K8S_IMAGE"],
+        storage_of(environ["TEST_K8S_STORAGE"], here),
+        here,
+        environ.get("TEST_K8S_MANAGER_IP") or None,
+        environ.get("TEST_K8S_SERVICE_ACCOUNT") or None,
+    )
+
+
+@contextlib.contextmanager
+def our_cluster(folder, runs=None):
+    """A cluster of our own, with what experiments need there. `runs`: see Kubelet."""
+    for name in ("node", "storage"):
+        (folder / name).mkdir()
+    with KubeCluster(folder / "node", {CLAIM: folder / "storage"}, runs) as cluster:
+        for each in (FRAMEWORK, *OF_KUBEFLOW):
+            cluster.store.create(DEFINITIONS, "", each)
+        cluster.store.create(RUNTIMES, "", TORCH_DISTRIBUTED)
+        cluster.store.create(CLAIMS, "default", {"metadata": {"name": CLAIM}})
+        (folder / "kubeconfig").write_text(cluster.api.kubeconfig())
+        storage = storage_of(f"pvc:{CLAIM}", folder / "storage")
+        yield Surroundings(
+            *(folder / "kubeconfig", "default", "me/train:1", storage, folder / "storage"), double=cluster
+        )
+
+
+@contextlib.contextmanager
+def surroundings(folder):
+    """The cluster that is named, or one of our own."""
+    if os.environ.get("TEST_KUBECONFIG"):
+        yield named_cluster(os.environ)
+        return
+    with our_cluster(folder) as ours:
+        yield ours
+
+
+class Place:
+    """A home with an experiment, and the cluster that it is for. `config` may be changed before `create`."""
+
+    def __init__(self, folder, around, train):
+        self.folder, self.around = folder, around
+        self.work, self.storage = folder / "work", around.storage_here
+        self.work.mkdir()
+        (self.work / "train.py").write_text(train)
+        (self.work / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
+        self.config = {
+            "authorName": "ada",
+            "experimentName": "on kubernetes",
+            "trialConcurrency": 2,
+            "maxTrialNum": 3,
+            "searchSpacePath": "search_space.json",
+            "logDir": str(folder / "experiments"),
+            "useAnnotation": False,
+            "tuner": {"builtinTunerName": "Random", "classArgs": {"optimize_mode": "maximize"}},
+            "trial": {"codeDir": "."},
+        }
+        if around.manager_ip is not None:
+            self.config["nniManagerIp"] = around.manager_ip
+
+    @property
+    def cluster(self):
+        """Our own; the test is skipped on any other."""
+        if self.around.double is None:
+            pytest.skip("this looks into a cluster of our own")
+        return self.around.double
+
+    def uses(self, resource):
+        """The test is about an operator that runs these: it is skipped where they are not served."""
+        with contextlib.closing(Kubernetes(self.around.kubeconfig)) as cluster:
+            if not cluster.serves(resource):
+                pytest.skip(f"{cluster.address} has no {resource.plural} of {resource.api_version}")
+
+    def nnictl(self, *arguments):
+        (self.work / "config.yml").write_text(json.dumps(self.config))
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("NNI_")}
+        return subprocess.run(
+            [str(BIN / "nnictl"), *arguments],
+            cwd=self.work,
+            env=outside
+            | {
+                "HOME": str(self.folder),
+                "XDG_STATE_HOME": str(self.folder / "state"),
+                "KUBECONFIG": str(self.around.kubeconfig),
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    def create(self, *options):
+        return self.nnictl("create", "--config", "config.yml", "--port", "auto", *options)
+
+    def workspace(self, done):
+        (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+        return Workspace(self.storage / experiment_id)
+
+    def left(self, workspace, resource: Resource):
+        """What the cluster still has of the experiment: its jobs, pods and secrets; in our own, of anybody's."""
+        selector = selector_of(workspace.root.name)
+        with contextlib.closing(Kubernetes(self.around.kubeconfig)) as cluster:
+            found = [
+                f"{each.plural}/{document['metadata']['name']}"
+                for each in (resource, OUR_PODS, OUR_SECRETS)
+                for document in cluster.objects(each, self.around.namespace, selector)[0]
+            ]
+        if self.around.double is not None:
+            store = self.around.double.store
+            for kind in (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS):
+                found += [each["metadata"]["name"] for each in store.list(kind)]
+        return found
+
+
+def trials_of(workspace):
+    """The ids of an experiment's trials."""
+    return sorted(path.name for path in workspace.trials.iterdir())
+
+
+def output_of(workspace, trial_id, task="worker-0"):
+    """What a trial has printed."""
+    return workspace.attempt(AttemptKey(trial_id, 0, task)).stream(Stream.STDOUT).read_text()

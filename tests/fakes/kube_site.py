@@ -1,0 +1,99 @@
+"""Jobs of one experiment on a cluster of our own, their keepers scripts, and the services of managers that follow one another."""
+
+import asyncio
+import contextlib
+
+from kube_api import KubeCluster
+from kube_controllers import FRAMEWORKS
+from kube_definitions import FRAMEWORK
+from kube_store import CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
+from real_experiment import until
+
+from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.services import operator_of
+from nni_manager.training_services.kubernetes import service as service_module
+from nni_manager.training_services.kubernetes import watch as watch_module
+from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.service import KubernetesService
+from nni_manager.training_services.kubernetes.storage import SharedStorage
+from nni_manager.training_services.patience import Patience
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.workspace import Workspace
+
+QUICK = Patience(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
+NAME = "nniexpexpttrialtrial1"
+WITHIN_S = 30
+
+
+class KubeSite:
+    """The site. `config` and `storage` may be changed before a manager begins."""
+
+    def __init__(self, folder, cluster):
+        self.cluster, self.folder = cluster, folder
+        self.ends = []
+        self.storage = SharedStorage()
+        self.config = KubernetesConfig(
+            "frameworkcontroller",
+            NfsStorage("nas", "/nni"),
+            (RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100, None, None, 1, 1),),
+        )
+        self.runs("exec sleep 100")
+
+    def runs(self, script):
+        """What a container runs in the place of its keeper."""
+        (self.folder / "EXPT").mkdir(exist_ok=True)
+        (self.folder / "EXPT" / "run.sh").write_text(script)
+
+    @contextlib.asynccontextmanager
+    async def manager(self):
+        """A manager's service from its start to its end."""
+        kubernetes = Kubernetes(self.folder / "kubeconfig", QUICK)
+        workspace = Workspace(self.folder / "EXPT")
+        operator = operator_of(self.config)
+        service = KubernetesService(kubernetes, operator, workspace, self.ends.append, storage=self.storage)
+        try:
+            yield service
+        finally:
+            await service.close()
+
+    def settings(self, job_id="trial1"):
+        trial_id = None if job_id.startswith("env-") else job_id
+        return KeeperSettings(
+            "EXPT", job_id, str(self.folder / "EXPT"), "c0ffee", trial_id=trial_id, grace_s=1.0
+        )
+
+    @property
+    def store(self):
+        return self.cluster.store
+
+    def state(self, name=NAME):
+        found = self.store.find(FRAMEWORKS, "default", name) or {}
+        return (found.get("status") or {}).get("state")
+
+    def is_clean(self):
+        return not any(self.store.list(kind, "default") for kind in (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS))
+
+    async def has_ended(self, count=1):
+        await until(lambda: len(self.ends) >= count, "the end is told", WITHIN_S)
+        return self.ends[-1]
+
+    async def is_running(self, name=NAME):
+        await until(lambda: self.state(name) == "AttemptRunning", "it runs", WITHIN_S)
+
+
+@contextlib.contextmanager
+def a_site(folder, monkeypatch, runs=None):
+    """A cluster that has FrameworkController and an export. `runs`: see Kubelet. What is asked again is asked soon."""
+    monkeypatch.setattr(service_module, "_FIRST_AGAIN_S", 0.05)
+    monkeypatch.setattr(watch_module, "_FIRST_PAUSE_S", 0.05)
+    node = folder / "node"
+    node.mkdir()
+    with KubeCluster(node, {"nas:/nni": folder}, runs) as cluster:
+        cluster.store.create(DEFINITIONS, "", FRAMEWORK)
+        (folder / "kubeconfig").write_text(cluster.api.kubeconfig())
+        yield KubeSite(folder, cluster)
+
+
+def run(work):
+    """What a test does on a loop of its own, in time."""
+    asyncio.run(asyncio.wait_for(work, 90))

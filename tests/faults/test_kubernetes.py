@@ -1,0 +1,251 @@
+"""What goes wrong on a Kubernetes cluster while jobs run there: each is told for what it is, and nothing is left on the cluster.
+
+The real client and the real service on a cluster of our own; a keeper here is a script that the test tells when to end.
+"""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from kube_controllers import FRAMEWORKS
+from kube_site import NAME, WITHIN_S, a_site, run
+from kube_store import CONFIG_MAPS, NAMESPACES, PODS, SECRETS
+from real_experiment import until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.errors import TryAgain
+from trial_keeper.wire.reasons import ExitReason
+
+POD = f"{NAME}-worker-0"
+# Ends when the file says how.
+KEEPER = """\
+end="$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID"
+while [ ! -s "$end" ]; do sleep 0.05; done
+exit "$(cat "$end")"
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    with a_site(tmp_path, monkeypatch) as site:
+        site.runs(KEEPER)
+        yield site
+        # Whatever went wrong: no custom resource, secret, pod or config map is left in any namespace.
+        left = {kind.plural: len(site.store.list(kind)) for kind in (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)}
+        assert left == dict.fromkeys(left, 0)
+
+
+def end(site, job_id="trial1", code=0):
+    """The job's keeper ends with this code."""
+    (site.folder / "EXPT" / job_id).write_text(f"{code}\n")
+
+
+async def gone(site):
+    """Everything was cleared away."""
+    kinds = (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)
+    await until(
+        lambda: not any(site.store.list(kind) for kind in kinds), "nothing is left on the cluster", WITHIN_S
+    )
+
+
+async def both_run(site, service):
+    for job_id in ("trial1", "trial2"):
+        await service.submit(site.settings(job_id))
+    await site.is_running()
+    await site.is_running("nniexpexpttrialtrial2")
+
+
+def test_jobs_that_end_while_the_server_is_away_are_told_with_their_own_codes(site):
+    async def work():
+        async with site.manager() as service:
+            await both_run(site, service)
+            site.cluster.api.stop()
+            await until(lambda: service.problem, "it is told", WITHIN_S)
+            assert "the connection to " in service.problem or "does not answer" in service.problem
+            end(site, "trial1", 7)
+            await until(lambda: site.state() == "Completed", "one has ended meanwhile", WITHIN_S)
+            assert site.ends == [], "nobody could know"
+            site.cluster.api.start()
+            end(site, "trial2")
+            await site.has_ended(2)
+            assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": 0}
+            await until(lambda: not service.problem, "all is well", WITHIN_S)
+            await gone(site)
+
+    run(work())
+
+
+def test_jobs_that_end_while_the_server_forgets_are_told_once(site):
+    async def work():
+        async with site.manager() as service:
+            await both_run(site, service)
+            for _ in range(3):
+                site.cluster.api.forget_history()
+                site.cluster.api.drop_watches()
+            end(site, "trial1", 7)
+            site.cluster.api.forget_history()
+            end(site, "trial2")
+            await site.has_ended(2)
+            await gone(site)
+        assert sorted((each.job_id, each.exit_code) for each in site.ends) == [("trial1", 7), ("trial2", 0)]
+
+    run(work())
+
+
+@pytest.mark.parametrize("how", ["conflict", 429, 503])
+def test_a_storm_of_refusals_costs_no_job_and_doubles_none(site, how):
+    api = site.cluster.api
+    for verb in ("create", "delete", "list", "watch"):
+        api.misbehave(how, 7, at=(verb, ""), retry_after=0)
+
+    async def work():
+        async with site.manager() as service:
+            for job_id in ("trial1", "trial2"):
+                for _ in range(20):  # the engine does so, with pauses
+                    with contextlib.suppress(TryAgain):
+                        await service.submit(site.settings(job_id))
+                        break
+            await site.is_running()
+            end(site, "trial1", 7)
+            assert await service.stop("trial2")
+            await site.has_ended(2)
+            assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": None}
+            await gone(site)
+        assert len(site.ends) == 2
+        made = [each for each in site.store.history if each.kind == FRAMEWORKS and each.type == "ADDED"]
+        assert len(made) == 2
+
+    run(work())
+
+
+def test_an_expired_login_is_told_and_what_happened_meanwhile_is_known_once_it_is_renewed(site):
+    async def work():
+        async with site.manager() as service:
+            await both_run(site, service)
+            site.cluster.api.tokens = {"newer"}
+            site.cluster.api.drop_watches()
+            await until(
+                lambda: "does not accept the login; renew it in your kubeconfig file" in service.problem,
+                *("it is told", WITHIN_S),
+            )
+            with pytest.raises(TryAgain, match="does not accept the login"):
+                await service.submit(site.settings("trial3"))
+            end(site, "trial1", 7)
+            assert await service.stop("trial2")
+            await until(lambda: site.state() == "Completed", "one has ended meanwhile", WITHIN_S)
+            (site.folder / "kubeconfig").write_text(site.cluster.api.kubeconfig("newer"))
+            await site.has_ended(2)
+            assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": None}
+            await until(lambda: not service.problem, "all is well", WITHIN_S)
+            # What could not be told of the third: it was never made.
+            assert not await service.stop("trial4")
+            assert await service.stop("trial3")
+            await gone(site)
+
+    run(work())
+
+
+def test_a_namespace_that_is_deleted_takes_its_jobs_along_and_is_gone(site):
+    site.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
+    site.config = replace(site.config, namespace="team")
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await until(lambda: site.store.list(PODS), "it has a pod", WITHIN_S)
+            site.store.delete(NAMESPACES, "", "team")
+            ended = await site.has_ended()
+            assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
+            assert f"Framework {NAME} in namespace team is gone: somebody has deleted it" in ended.message
+            await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", WITHIN_S)
+            with pytest.raises(TryAgain, match='namespaces "team" not found'):
+                await service.submit(site.settings("trial2"))
+            assert await service.stop("trial2")
+            await gone(site)
+
+    run(work())
+
+
+def test_a_lost_node_ends_the_job_with_what_kubernetes_says_of_it(site):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await site.is_running()
+            site.cluster.node.lose()
+            await until(
+                lambda: "deletionTimestamp" in site.store.get(PODS, "default", POD)["metadata"],
+                *("the pod is given up", WITHIN_S),
+            )
+            assert site.ends == [], "it may come back"
+            site.cluster.node.bury()
+            ended = await site.has_ended()
+            assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
+            assert "PodExternalDeleted, code -101" in ended.message
+            assert ended.message.endswith("\nKubernetes warned: NodeNotReady: Node is not ready")
+            await service.submit(site.settings("trial2"))
+            await until(lambda: "node.kubernetes.io/unreachable" in service.problem, "no node", WITHIN_S)
+            assert await service.stop("trial2")
+            await site.has_ended(2)
+            await gone(site)
+
+    run(work())
+
+
+def test_an_evicted_pod_ends_its_job_with_the_nodes_reason_said_once(site):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await site.is_running()
+            site.cluster.node.evict("default", POD)
+            ended = await site.has_ended()
+            assert (ended.exit_code, ended.reason) == (None, ExitReason.KEEPER_LOST)
+            assert "Evicted: The node was low on resource: memory." in ended.message
+            await gone(site)
+
+    run(work())
+
+
+def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can_or_it_is_stopped(site):
+    site.cluster.node.missing_images.add("me/train:1")
+
+    async def work():
+        async with site.manager() as service:
+            for job_id in ("trial1", "trial2"):
+                await service.submit(site.settings(job_id))
+            why = 'ImagePullBackOff: Back-off pulling image "me/train:1": not found'
+            await until(
+                lambda: [service.why_it_waits(job_id) for job_id in ("trial1", "trial2")] == [why, why],
+                *("both say why", WITHIN_S),
+            )
+            assert service.problem.startswith("Kubernetes has not started 2 of 2 jobs; ")
+            assert await service.stop("trial2")
+            ended = await site.has_ended()
+            assert ended.message.endswith(f"was deleted as we asked; it had not started: {why}")
+            site.cluster.node.missing_images.clear()
+            site.cluster.node.look_again()
+            await site.is_running()
+            assert (service.problem, service.why_it_waits("trial1")) == ("", "")
+            end(site, "trial1")
+            assert (await site.has_ended(2)).exit_code == 0
+            await gone(site)
+
+    run(work())
+
+
+def test_a_manager_that_dies_in_the_middle_of_all_this_leaves_nothing_that_the_next_does_not_find(site):
+    async def work():
+        async with site.manager() as first:
+            await both_run(site, first)
+            first.on_job_ended = lambda ended: None
+        end(site, "trial1", 7)
+        await until(lambda: site.state() == "Completed", "one ends while nobody looks", WITHIN_S)
+        site.cluster.api.forget_history()
+        async with site.manager() as second:
+            found = [(await second.adopt(job_id)).value for job_id in ("trial1", "trial2")]
+            assert found == ["ended", "running"]
+            end(site, "trial2")
+            assert (await site.has_ended()).exit_code == 0
+            await gone(site)
+
+    run(work())

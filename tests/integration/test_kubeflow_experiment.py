@@ -1,0 +1,128 @@
+"""One whole experiment per operator with the real nnictl, each pod with a real keeper: on a cluster of our own, or any other."""
+
+import json
+import re
+
+import pytest
+from kube_operators import LOCAL_QUEUES, QUEUE
+from kube_place import Place, output_of, surroundings, trials_of
+from real_experiment import wait_until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.training_services.kubeflow.operators import OPERATORS
+from nni_manager.training_services.kubernetes.resources import Resource
+
+TRAIN = """\
+import os, sys
+import nni_sdk
+print(sys.argv[1], os.environ["NNI_TRIAL_JOB_ID"], *map(os.environ.get, sys.argv[2:]))
+x = nni_sdk.get_next_parameter()["x"]
+if os.environ.get("JOB_COMPLETION_INDEX", "0") == "0":
+    nni_sdk.report_intermediate_result(x / 2)
+    nni_sdk.report_final_result(x)
+"""
+# It ends when it is told to, and no sooner.
+SERVE = """trap 'exit 0' TERM; echo "$TF_CONFIG"; while :; do sleep 0.1; done"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    with surroundings(tmp_path) as around:
+        place = Place(tmp_path, around, TRAIN)
+        place.config |= {"trainingServicePlatform": "kubeflow", "maxTrialNum": 2}
+        yield place
+
+
+class Runs:
+    """The experiment of a file: its trials, and their jobs as `resource`."""
+
+    def __init__(self, place, operator, section=(), **roles):
+        made = OPERATORS[operator]
+        of_role = {"replicas": 1, "gpuNum": 0, "cpuNum": 1, "memoryMB": 256, "image": place.around.image}
+        for name, role in roles.items():
+            place.config["trial"][name] = of_role | role
+        place.config["kubeflowConfig"] = place.around.storage | {
+            "namespace": place.around.namespace,
+            "operator": operator,
+            **dict(section),
+        }
+        self.place, self.made = place, made
+
+    def run(self, resource):
+        self.place.uses(resource)
+        done = self.place.create("--foreground")
+        assert done.returncode == 0, done.stderr
+        assert f"run jobs on {self.made.title} at https://" in done.stdout
+        self.workspace = self.place.workspace(done)
+        self.trials = trials_of(self.workspace)
+        assert len(self.trials) == 2
+        wait_until(lambda: not self.place.left(self.workspace, resource), "nothing is left", 60)
+        results = re.findall(r"^ *\d+ +(\w+) +[\d.e-]+ ", done.stdout, re.MULTILINE)
+        assert sorted(results) == self.trials, "each has a result"
+        return self
+
+    def output(self, trial, task):
+        return output_of(self.workspace, trial, task)
+
+    def jobs_made(self, resource):
+        if self.place.around.double is None:
+            pytest.skip("only our own cluster says how often it was asked")
+        return self.place.cluster.api.counted()["create", resource.plural]
+
+
+@pytest.mark.any_cluster
+def test_a_tfjob_ends_with_its_workers_while_its_parameter_server_serves(place):
+    tf_jobs = Resource("kubeflow.org", "v1", "tfjobs", "TFJob")
+    worker = {"command": "python3 train.py worker POD_NAME"}
+    done = Runs(place, "tf-operator", {"apiVersion": "v1"}.items(), worker=worker, ps={"command": SERVE}).run(
+        tf_jobs
+    )
+    for trial in done.trials:
+        name = f"nni-exp-{done.workspace.root.name}-trial-{trial}".lower()
+        assert done.output(trial, "worker-0") == f"worker {trial} {name}-worker-0\n"
+        assert json.loads(done.output(trial, "ps-0"))["task"] == {"type": "ps", "index": 0}
+    assert done.jobs_made(tf_jobs) == 2
+
+
+@pytest.mark.any_cluster
+def test_a_pytorchjob_that_is_reused_runs_each_roles_own_command_for_many_trials(place):
+    pytorch_jobs = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+    place.config["trialConcurrency"] = 1
+    done = Runs(
+        *(place, "pytorch-operator", {"reuse": True}.items()),
+        master={"command": "python3 train.py master RANK"},
+        worker={"command": "echo worker $NNI_TRIAL_JOB_ID $RANK"},
+    ).run(pytorch_jobs)
+    for trial in done.trials:
+        assert done.output(trial, "master-0") == f"master {trial} 0\n"
+        assert done.output(trial, "worker-0") == f"worker {trial} 1\n"
+    assert done.jobs_made(pytorch_jobs) == 1
+
+
+@pytest.mark.any_cluster
+def test_a_trainjob_runs_the_keeper_in_the_nodes_of_its_runtime(place):
+    train_jobs = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
+    worker = {"command": "python3 train.py node PET_NNODES"}
+    done = Runs(place, "trainjob", worker=worker).run(train_jobs)
+    assert [done.output(trial, "worker-0") for trial in done.trials] == [
+        f"node {trial} 1\n" for trial in done.trials
+    ]
+    assert done.jobs_made(train_jobs) == 2
+
+
+@pytest.mark.any_cluster
+def test_each_task_of_a_plain_job_knows_its_number_and_all_of_them_are_waited_for(place):
+    jobs, section = Resource("batch", "v1", "jobs", "Job"), {}
+    if place.around.double is not None:
+        place.cluster.store.create(LOCAL_QUEUES, "default", {"metadata": {"name": "team"}, "spec": {}})
+        section = {"queueName": "team"}
+    worker = {"replicas": 2, "command": "python3 train.py task JOB_COMPLETION_INDEX"}
+    done = Runs(place, "job", section.items(), worker=worker).run(jobs)
+    for trial in done.trials:
+        assert [done.output(trial, f"worker-{index}") for index in (0, 1)] == [
+            f"task {trial} {index}\n" for index in (0, 1)
+        ]
+    assert done.jobs_made(jobs) == 2
+    made = [entry.after for entry in place.cluster.store.history if entry.kind.plural == "jobs"]
+    assert {each["metadata"]["labels"][QUEUE] for each in made} == {"team"}

@@ -1,0 +1,254 @@
+"""Jobs of Kubeflow, its Trainer and Kubernetes itself: how they end, and what is left; the rest is as on FrameworkController."""
+
+from dataclasses import replace
+
+import kube_definitions as definitions
+import pytest
+from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
+from kube_site import QUICK, WITHIN_S, a_site, run
+from kube_store import DEFINITIONS, JOBS, PODS, QUOTAS, SECRETS
+from real_experiment import until
+
+pytest.importorskip("kubernetes")
+
+from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.services import operator_of
+from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.errors import ClusterLacks
+from nni_manager.training_services.kubernetes.preflight import check, needs_of
+from trial_keeper.wire.reasons import ExitReason
+
+NAME = "nni-exp-expt-trial-trial1"
+WORKER = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
+NFS = NfsStorage("nas", "/nni")
+CONFIGS = {
+    "tf-operator": KubernetesConfig("tf-operator", NFS, (WORKER, replace(WORKER, name="ps")), "v1"),
+    "pytorch-operator": KubernetesConfig(
+        "pytorch-operator", NFS, (WORKER, replace(WORKER, name="master")), "v1"
+    ),
+    "trainjob": KubernetesConfig("trainjob", NFS, (WORKER,), "v1alpha1", runtime="torch-distributed"),
+    "job": KubernetesConfig("job", NFS, (WORKER,), "v1"),
+}
+KINDS = {
+    "tf-operator": TF_JOBS,
+    "pytorch-operator": PYTORCH_JOBS,
+    "trainjob": TRAIN_JOBS,
+    "job": JOBS,
+}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    with a_site(tmp_path, monkeypatch) as site:
+        for each in definitions.OF_KUBEFLOW:
+            site.store.create(DEFINITIONS, "", each)
+        site.store.create(RUNTIMES, "", definitions.TORCH_DISTRIBUTED)
+        site.config = CONFIGS["job"]
+        yield site
+
+
+def left(site):
+    return [
+        each["metadata"]["name"]
+        for kind in (*KINDS.values(), PODS, SECRETS)
+        for each in site.store.list(kind)
+    ]
+
+
+async def until_pods_run(site, count=1):
+    def running():
+        return [pod for pod in site.store.list(PODS) if pod["status"]["phase"] == "Running"]
+
+    await until(lambda: len(running()) == count, "they run", WITHIN_S)
+    return [pod["metadata"]["name"] for pod in running()]
+
+
+@pytest.mark.parametrize("word", CONFIGS)
+def test_a_job_ends_with_the_command_that_decides_and_leaves_nothing(site, word):
+    site.config = CONFIGS[word]
+    site.runs('case $TRIAL_KEEPER_ROLE in ps) exec sleep 100;; esac; test "$TRIAL_KEEPER_TOKEN" = c0ffee')
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            end = await site.has_ended()
+            assert (end.job_id, end.exit_code, end.message) == ("trial1", 0, "")
+            await until(lambda: not left(site), "nothing is left", WITHIN_S)
+            assert len(site.ends) == 1
+            assert not service.problem
+
+    run(work())
+
+
+@pytest.mark.parametrize("word", CONFIGS)
+def test_a_job_that_fails_brings_its_exit_code_and_its_last_words(site, word):
+    site.config = CONFIGS[word]
+    site.runs("case $TRIAL_KEEPER_ROLE in worker) echo no mount >&2; exit 105;; esac; exec sleep 100")
+    site.cluster.api.misbehave(503, 1, at=("watch", "pods"))  # they are told of later than jobs
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            end = await site.has_ended()
+            assert (end.exit_code, end.reason) == (105, ExitReason.KEEPER_LOST)
+            assert f" {NAME}: " in end.message
+            # Whether a container's last lines are kept is a matter of the runtime, and those of Trainer leave them out.
+            assert end.message.endswith("\nno mount") is (word != "trainjob")
+            await until(lambda: not left(site), "nothing is left", WITHIN_S)
+
+    run(work())
+
+
+@pytest.mark.parametrize("word", ["tf-operator", "trainjob"])
+def test_a_stopped_job_is_asked_to_end_and_a_deleted_one_is_lost(site, word):
+    site.config, kind = CONFIGS[word], KINDS[word]
+    tasks = len(site.config.roles)
+    site.runs("trap 'exit 9' TERM; sleep 100 & wait")
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            name, *_ = await until_pods_run(site, tasks)
+            (process,) = site.cluster.node.processes("default", name)
+            assert await service.stop("trial1")
+            end = await site.has_ended()
+            assert process.poll() == 9, "it had its time, and was waited for"
+            assert end.message == f"{kind.kind} {NAME} in namespace default was deleted as we asked"
+            await service.submit(site.settings("trial2"))
+            await until_pods_run(site, tasks)
+            site.store.delete(kind, "default", NAME.replace("trial1", "trial2"))
+            end = await site.has_ended(2)
+            assert end.message.endswith("is gone: somebody has deleted it")
+            assert end.reason is ExitReason.JOB_LOST
+
+    run(work())
+
+
+def test_a_job_that_its_cluster_restarts_has_not_ended(site):
+    site.config = CONFIGS["pytorch-operator"]
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            # As a policy of the cluster's own may have it.
+            site.store.change(
+                *(PYTORCH_JOBS, "default", NAME),
+                lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
+            )
+            await until_pods_run(site, 2)
+            before = site.store.get(PODS, "default", f"{NAME}-master-0")["metadata"]["uid"]
+            site.cluster.node.kill("default", f"{NAME}-master-0")
+
+            def is_another():
+                found = site.store.find(PODS, "default", f"{NAME}-master-0")
+                return found and found["metadata"]["uid"] != before
+
+            await until(is_another, "it is made anew", WITHIN_S)
+            await until_pods_run(site, 2)
+            said = [
+                each["type"]
+                for entry in site.store.history
+                if entry.kind == PYTORCH_JOBS
+                for each in (entry.after.get("status") or {}).get("conditions", [])
+            ]
+            assert "Restarting" in said
+            assert site.ends == []
+            site.cluster.node.kill("default", f"{NAME}-worker-0", "OOMKilled")
+            end = await site.has_ended()
+            assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
+
+    run(work())
+
+
+@pytest.mark.parametrize("word", ["tf-operator", "job"])
+def test_a_quota_that_lets_no_pod_be_made_is_why_a_job_waits(site, word):
+    site.config = replace(CONFIGS[word], roles=(WORKER,))
+    site.store.create(QUOTAS, "default", {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}})
+    site.runs("true")
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await until(lambda: "exceeded quota: small" in service.why_it_waits("trial1"), "told", WITHIN_S)
+            site.store.delete(QUOTAS, "default", "small")
+            assert (await site.has_ended()).exit_code == 0
+
+    run(work())
+
+
+def test_a_queue_that_has_no_room_is_why_a_job_waits(site):
+    site.config = replace(CONFIGS["job"], queue="team")
+    queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "Hold"}}
+    site.store.create(LOCAL_QUEUES, "default", queue)
+    site.runs("true")
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            await until(lambda: "Kueue has not let it begin" in service.problem, "it is told", WITHIN_S)
+            assert "kubectl describe localqueue team" in service.why_it_waits("trial1")
+            site.store.change(
+                LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None")
+            )
+            assert (await site.has_ended()).exit_code == 0
+
+    run(work())
+
+
+def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
+    async def work():
+        async with site.manager() as first:
+            await first.submit(site.settings())
+            await until_pods_run(site)
+        async with site.manager() as second:
+            assert await second.adopt("trial1") is JobPresence.RUNNING
+            assert await second.adopt("trial2") is JobPresence.UNKNOWN
+            assert await second.stop("trial1")
+            await site.has_ended()
+            await until(lambda: not left(site), "nothing is left", WITHIN_S)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("config", "lacks"),
+    [
+        (
+            replace(CONFIGS["tf-operator"], api_version="v1beta2"),
+            "it has no tfjobs of kubeflow.org/v1beta2 (served: v1); write apiVersion: v1, or install Kubeflow's training "
+            "operator for v1beta2",
+        ),
+        (
+            replace(CONFIGS["trainjob"], runtime="torch"),
+            "there is no ClusterTrainingRuntime torch; correct it, or make it with kubectl",
+        ),
+        (
+            replace(CONFIGS["trainjob"], runtime="TrainingRuntime/torch"),
+            "there is no TrainingRuntime torch in namespace default; correct it",
+        ),
+        (replace(CONFIGS["job"], queue="team"), "there is no LocalQueue team in namespace default"),
+    ],
+)
+def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, lacks):
+    kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
+    for each in CONFIGS.values():
+        check(kubernetes, needs_of(operator_of(each), "default"))
+    with pytest.raises(ClusterLacks) as caught:
+        check(kubernetes, needs_of(operator_of(config), "default"))
+    assert lacks in str(caught.value)
+    site.cluster.api.denied.add(("create", KINDS[config.operator].plural))
+    with pytest.raises(ClusterLacks, match=f"may not create {KINDS[config.operator].plural}"):
+        check(kubernetes, needs_of(operator_of(CONFIGS[config.operator]), "default"))
+    kubernetes.close()
+
+
+def test_an_operator_that_is_not_installed_is_named(site):
+    kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
+    for kind in (TF_JOBS, LOCAL_QUEUES):
+        site.store.delete(DEFINITIONS, "", f"{kind.plural}.{kind.group}")
+    with pytest.raises(ClusterLacks) as caught:
+        check(kubernetes, needs_of(operator_of(replace(CONFIGS["tf-operator"], queue="team")), "default"))
+    assert "it has no tfjobs.kubeflow.org; install Kubeflow's training operator there" in str(caught.value)
+    assert "it has no localqueues.kueue.x-k8s.io; install Kueue there" in str(caught.value)
+    kubernetes.close()

@@ -1,0 +1,251 @@
+"""The Python Experiment API on experiments of a few tiny trials, with managers of their own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from real_experiment import wait_until
+from user_home import environ_of, left_in, processes_of
+
+from nni_manager.client.experiments import look
+from nni_manager.errors import UserMistake
+from nni_manager.experiment import Experiment, RunMode
+from nni_manager.store.folders import Registry
+
+GOOD = """\
+import nni_sdk
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(x / 2)
+nni_sdk.report_final_result({"default": x, "loss": -x})
+"""
+# Reports once and then waits for a signal.
+ENDLESS = GOOD.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
+PAGE = (Path(__file__).parents[2] / "docs/python-api.md").read_text()
+# The page's first example, and what keeps it small and in its place.
+PREPARED = (
+    PAGE.partition("```python\n")[2].partition("```")[0]
+    + """\
+from nni_manager.experiment import RunMode
+experiment.config.trial_concurrency = 1
+experiment.config.max_trial_number = 2
+experiment.config.experiment_name = "tiny"
+experiment.config.experiment_working_directory = "../experiments"
+"""
+)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The folder of a user's script, in a home of its own; this process works there."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "train.py").write_text(GOOD)
+    monkeypatch.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("NNI_")]:
+        monkeypatch.delenv(name)
+    for name, value in environ_of(folder).items():
+        monkeypatch.setenv(name, value)
+    yield folder
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def prepared():
+    names = {}
+    exec(PREPARED, names)
+    return names["experiment"]
+
+
+def test_an_experiment_runs_to_its_end_and_can_be_asked_then_and_after_it_was_stopped(place, capsys):
+    with prepared() as experiment:
+        assert experiment.run("auto") is True
+        shown = capsys.readouterr().out
+        assert "2/2 ended" in shown
+        assert f"Experiment {experiment.id} is served at http://127.0.0.1:{experiment.port}/" in shown
+
+        def everything():
+            trials = experiment.list_trial_jobs()
+            return (
+                experiment.get_status(),
+                trials,
+                experiment.get_trial_job(trials[1].trialJobId),
+                experiment.get_job_statistics(),
+                experiment.get_job_metrics(),
+                experiment.get_job_metrics(trials[0].trialJobId),
+                experiment.get_experiment_profile()["params"],
+                experiment.get_experiment_metadata(experiment.id)["experimentName"],
+                experiment.export_data(),
+            )
+
+        told = everything()
+        status, trials, second, statistics, metrics, of_first, params, name, results = told
+        assert (status, statistics) == ("DONE", [{"trialJobStatus": "SUCCEEDED", "trialJobNumber": 2}])
+        assert [trial.sequenceId for trial in trials] == [0, 1]
+        assert (second, name) == (trials[1], "tiny")
+        x = trials[0].parameters["x"]
+        assert trials[0].hyperParameters[0].parameters == {"x": x}
+        assert trials[0].finalMetricData[0].data == {"default": x, "loss": -x}
+        assert trials[0].value == x
+        assert Path(trials[0].stderrPath).read_text() == ""
+        assert list(metrics) == [trial.trialJobId for trial in trials]
+        assert [(each.type, each.data) for each in of_first[trials[0].trialJobId]] == [
+            ("PERIODICAL", x / 2),
+            ("FINAL", {"default": x, "loss": -x}),
+        ]
+        assert (params["maxTrialNum"], params["trialConcurrency"]) == (2, 1)
+        assert results[0].parameter == {"x": x}
+        assert results[0].value == {"default": x, "loss": -x}
+
+        for wrong, said in (
+            (lambda: experiment.get_trial_job("nope"), "cannot find trial 'nope'"),
+            (lambda: experiment.get_job_metrics("nope"), "cannot find trial 'nope'"),
+            (lambda: experiment.kill_trial_job("nope"), "cannot find trial 'nope'"),
+            (lambda: experiment.update_trial_concurrency(0), "cannot use config.trial_concurrency: 0 is not"),
+            (lambda: experiment.update_search_space({"x": 1}), "cannot use x: "),
+            (experiment.start, "it is served on port"),
+        ):
+            with pytest.raises(UserMistake, match=said):
+                wrong()
+    assert everything() == told
+    assert experiment.port is None
+    with pytest.raises(UserMistake, match=rf"does not run; Experiment.resume\('{experiment.id}'\) goes on"):
+        experiment.update_max_trial_number(5)
+    assert left_in(place) == []
+
+
+def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys):
+    (place / "train.py").write_text(ENDLESS)
+    with contextlib.suppress(ZeroDivisionError), prepared() as experiment:
+        experiment.start("auto", run_mode=RunMode.Foreground)
+        # Its block stops what it has started, which is nothing.
+        with Experiment.connect(experiment.port) as other:
+            assert other.id == experiment.id
+            other.update_search_space({"x": {"_type": "uniform", "_value": [5, 6]}})
+            other.update_max_experiment_duration("2h")
+            other.update_max_trial_number(3)
+            other.update_trial_concurrency(2)
+            wait_until(lambda: len(other.list_trial_jobs()) == 2, "two trials at a time")
+            params = other.get_experiment_profile()["params"]
+            assert (params["maxTrialNum"], params["maxExecDuration"]) == (3, 7200)
+            with pytest.raises(
+                UserMistake, match="the configuration of an experiment that was made elsewhere"
+            ):
+                other.config.trial_command = "python3 other.py"
+        first, second = experiment.list_trial_jobs()
+        assert second.parameters["x"] >= 5
+        experiment.kill_trial_job(first.trialJobId)
+        wait_until(
+            lambda: experiment.get_trial_job(first.trialJobId).status == "USER_CANCELED", "it has ended"
+        )
+        _ = 1 / 0
+    assert experiment.get_status() == "STOPPED"
+    assert f"trial {first.trialJobId}" in capsys.readouterr().out  # which the manager's log says
+    assert left_in(place) == []
+
+    (place / "train.py").write_text(GOOD)
+    viewed = Experiment.view(experiment.id, "auto", non_blocking=True)
+    port = viewed.port
+    assert Experiment.connect(port).get_status() == "STOPPED"
+    resumed = Experiment(id=experiment.id)
+    assert resumed.has_checkpoint()
+    assert resumed.run_or_resume("auto") is True  # the manager takes the place of the view
+    with pytest.raises(UserMistake, match=f"connect to port {port + 2}: no experiment of yours is there"):
+        Experiment.connect(port + 2)
+    resumed.stop()
+    viewed.stop()
+    assert left_in(place) == []
+
+
+LAST_LINES = {
+    "Ctrl-C": "print('run is', experiment.run('auto'), experiment.get_status())",
+    "kill -9": "experiment.run('auto')",
+    # What is forked of it ends first, and that counts for nothing.
+    "the end of Python": "experiment.start('auto')\n"
+    "import os, sys\n"
+    "if os.fork() == 0: sys.exit()\n"
+    "os.wait(); print('after fork', experiment.get_status()); input()",
+}
+
+
+@pytest.fixture
+def started(place):
+    """Starts a script that ends with what is given; its stdin and stdout are pipes."""
+    scripts = []
+
+    def start(last_lines):
+        script = subprocess.Popen(
+            [sys.executable, "-c", PREPARED + last_lines],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        scripts.append(script)
+        return script
+
+    yield start
+    for script in scripts:
+        script.kill()
+        script.communicate()
+
+
+def read_until(script, mark):
+    text = ""
+    while mark not in text:
+        line = script.stdout.readline()
+        assert line, script.communicate()
+        text += line
+    return text
+
+
+def the_experiment():
+    (folder,) = Registry.of_user().all()
+    return look(folder)
+
+
+def is_stopped():
+    known = the_experiment()
+    return known.manager is None and known.status()["status"] == "STOPPED"
+
+
+@pytest.mark.parametrize("how", LAST_LINES)
+def test_whatever_ends_the_program_nothing_is_left(place, started, how):
+    (place / "train.py").write_text(ENDLESS)
+    script = started(LAST_LINES[how])
+    if how == "the end of Python":
+        assert "after fork RUNNING\n" in read_until(script, "after fork")
+        out, err = script.communicate("\n", timeout=60)
+    else:
+        read_until(script, "1 running")
+        script.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
+        out, err = script.communicate(timeout=60)
+    if how == "Ctrl-C":
+        assert f"WARNING: Ctrl-C: experiment {the_experiment().experiment_id} is stopped\n" in err
+        assert out.endswith("run is None STOPPED\n")
+    if how == "kill -9":
+        wait_until(is_stopped, "the manager has stopped the experiment by itself")
+        assert (
+            "stops, as the program that wanted it has ended"
+            in the_experiment().folder.manager_log.read_text()
+        )
+    else:
+        assert script.returncode == 0, err
+    assert is_stopped()
+    assert left_in(place) == []
+
+
+def test_a_detached_experiment_goes_on_until_somebody_stops_it(place, started):
+    (place / "train.py").write_text(ENDLESS)
+    script = started("experiment.start('auto', run_mode=RunMode.Detach)")
+    assert script.communicate(timeout=60)[1] == ""
+    port = the_experiment().manager.port
+    with Experiment.connect(port) as experiment:
+        assert experiment.get_status() == "RUNNING"
+    experiment.stop()
+    assert left_in(place) == []

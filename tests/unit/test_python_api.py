@@ -1,0 +1,228 @@
+"""The Python Experiment API without an experiment: names, notebooks, frames, and its examples."""
+
+import doctest
+import importlib
+import socket
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import nni_sdk
+from nni_manager.errors import UserMistake
+from nni_manager.experiment import Experiment, KubeflowRoleConfig, NameLeftOut, TrialResult
+from nni_manager.experiment import progress as progress_module
+from nni_manager.experiment.data import PandasMissing, TrialMetricData, frame_of
+from nni_manager.experiment.progress import NotebookView, is_in_notebook
+
+ROOT = Path(__file__).parents[2]
+# NNI v2.10's own.
+NAMES = """
+    Experiment RunMode ExperimentConfig AlgorithmConfig CustomAlgorithmConfig TrainingServiceConfig LocalConfig OpenpaiConfig
+    FrameworkControllerConfig FrameworkControllerRoleConfig FrameworkAttemptCompletionPolicy KubeflowConfig KubeflowRoleConfig
+    K8sStorageConfig K8sNfsConfig K8sAzureStorageConfig TrialResult TrialMetricData TrialHyperParameters TrialJob
+"""
+METHODS = """
+    start run stop connect resume view get_status get_trial_job list_trial_jobs get_job_statistics get_job_metrics
+    get_experiment_profile get_experiment_metadata get_all_experiments_metadata export_data update_trial_concurrency
+    update_max_experiment_duration update_search_space update_max_trial_number run_or_resume has_checkpoint load_checkpoint
+    kill_trial_job
+"""
+
+
+@pytest.mark.parametrize("name", ["config", "data", "experiment", "spelling"])
+def test_the_examples_of_the_modules_are_true(name):
+    module = importlib.import_module(f"nni_manager.experiment.{name}")
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_examples_of_the_page_are_true():
+    page = ROOT / "docs/python-api.md"
+    assert doctest.testfile(str(page), module_relative=False) == (0, 13)
+
+
+def test_every_name_of_nnis_is_there_and_documented():
+    module, page = (
+        importlib.import_module("nni_manager.experiment"),
+        (ROOT / "docs/python-api.md").read_text(),
+    )
+    for name in NAMES.split():
+        assert name in module.__all__
+    for name in METHODS.split():
+        assert getattr(Experiment, name).__doc__
+        assert name in page or name == "load_checkpoint"
+
+
+def test_names_that_have_nothing_behind_them_are_answered():
+    with pytest.raises(NameLeftOut, match="cannot import RemoteConfig: an experiment runs on local, openpai"):
+        from nni_manager.experiment import RemoteConfig  # noqa: F401
+    with pytest.warns(UserWarning, match="KubeflowRowConfig is taken as KubeflowRoleConfig"):
+        from nni_manager.experiment import KubeflowRowConfig
+    assert KubeflowRowConfig is KubeflowRoleConfig
+    with pytest.raises(AttributeError, match=r"from nni_manager\.experiment import Experiment"):
+        _ = nni_sdk.experiment
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (
+            lambda: Experiment("local").get_status(),
+            "cannot ask an experiment that has not been started; call start",
+        ),
+        (
+            lambda: Experiment().start(),
+            "cannot start an experiment without a configuration; write Experiment",
+        ),
+        (lambda: Experiment(id="x/../y"), "as the id of an experiment"),
+        (lambda: Experiment({"platform": "local"}), "cannot make an experiment of dict; write a platform"),
+        (lambda: Experiment("local").resume(), "cannot tell which experiment is meant; write its id"),
+        (lambda: Experiment.resume("nope"), "cannot find experiment 'nope'"),
+        (lambda: Experiment.view("nope"), "cannot find experiment 'nope'"),
+        (lambda: Experiment(id="nope").list_trial_jobs(), "cannot find experiment 'nope'"),
+        (lambda: Experiment.connect(1), "cannot connect to port 1: no experiment of yours is there"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_with_the_way_out(ask, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(UserMistake) as caught:
+        ask()
+    assert said in str(caught.value)
+
+
+def test_what_is_wrong_with_the_command_or_the_port_is_told_in_words_of_python(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    experiment = Experiment("local")
+    experiment.config.trial_concurrency = 1
+    experiment.config.tuner.name = "Random"
+    experiment.config.search_space = {"x": {"_type": "uniform", "_value": [0, 1]}}
+    experiment.config.trial_command = "pyton3 train.py"
+    with pytest.raises(
+        UserMistake, match="cannot find the command 'pyton3' of trial_command: it is no program"
+    ):
+        experiment.start("auto")
+    experiment.config.trial_command = "python3 train.py"
+    for port in (0, 65536, "8080", True):
+        with pytest.raises(UserMistake, match='it is no number from 1 to 65534; write one, or port="auto"'):
+            experiment.start(port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserMistake, match='choose another with port=N or port="auto"'):
+            experiment.start(taken.getsockname()[1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_code_that_was_written_for_nni_finds_its_names_in_an_interpreter_of_ours():
+    code = (
+        "from nni_manager.names_of_nni import answer_to_names_of_nni as answer; answer(); answer()\n"
+        "import sys; import nni; assert 'nni_manager.experiment' not in sys.modules\n"
+        "from nni.tuner import Tuner\n"
+        "from nni.experiment import Experiment, RunMode\n"
+        "from nni.experiment.config import AlgorithmConfig\n"
+        "import nni.experiment, nni_manager.experiment as ours\n"
+        "assert nni.experiment is ours and Experiment is ours.Experiment and AlgorithmConfig is ours.AlgorithmConfig\n"
+        "assert ours.__spec__.name == 'nni_manager.experiment' and nni.__name__ == 'nni_sdk'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """The two functions of IPython's that are asked, as they are in a kernel; what was shown, and how it changed."""
+    shown = []
+
+    def display(picture, display_id):
+        assert display_id is True
+        shown.append(picture)
+        return types.SimpleNamespace(update=shown.append)
+
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    return shown
+
+
+def a_summary(**fields):
+    empty = {"problem": "", "errors": [], "best": None, "latestFailures": [], "latestWithoutResult": None}
+    counts = {"SUCCEEDED": 1, "RUNNING": 1, "FAILED": 0}
+    limits = {"maxTrialNum": 4, "maxExecDurationS": None, "elapsedS": 5, "trialCount": 2}
+    return {"id": "aB3dE", "name": "digits", "status": "RUNNING", "counts": counts} | empty | limits | fields
+
+
+def test_a_notebook_shows_one_output_that_changes(notebook):
+    assert is_in_notebook()
+    with NotebookView() as view:
+        view.show(a_summary())
+        view.show(a_summary(status="DONE", counts={"SUCCEEDED": 4, "RUNNING": 0}))
+    first, second = notebook
+    assert "1/4" in repr(first)
+    assert "DONE" in repr(second)
+    assert "\x1b" not in repr(second)
+    assert second._repr_html_().startswith("<pre")
+    assert "DONE" in second._repr_html_()
+
+
+def test_no_kernel_no_notebook(monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not is_in_notebook()
+    terminal = types.ModuleType("IPython")
+    terminal.get_ipython = types.SimpleNamespace
+    monkeypatch.setitem(sys.modules, "IPython", terminal)
+    assert not is_in_notebook()
+
+
+RESULTS = [
+    TrialResult({"lr": 0.1, "net": {"_name": "conv", "size": 3}}, {"default": 0.9, "loss": 1}, "aB3dE"),
+    TrialResult({"lr": 0.2, "value": 7}, 0.5, "x"),
+]
+
+
+def test_results_as_a_frame_have_a_column_for_each_parameter():
+    pytest.importorskip("pandas")
+    frame = frame_of(RESULTS)
+    assert list(frame.columns) == [
+        "trialJobId",
+        "lr",
+        "net/_name",
+        "net/size",
+        "parameter/value",
+        "value",
+        "value/loss",
+    ]
+    assert frame["value"].tolist() == [0.9, 0.5]
+    assert frame["lr"].mean() == pytest.approx(0.15)
+    assert list(frame_of([]).columns) == ["trialJobId", "value"]
+
+
+def test_without_pandas_a_frame_is_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(PandasMissing, match="run `pip install pandas`, or take the records as they are"):
+        frame_of(RESULTS)
+
+
+def test_what_is_no_json_stays_text():
+    document = {
+        "trialJobId": "a",
+        "parameterId": "0",
+        "type": "FINAL",
+        "sequence": 0,
+        "data": '"it\'s \\"fine\\""',
+    }
+    assert TrialMetricData.of(document).data == 'it\'s "fine"'
+
+
+def test_the_log_is_repeated_from_where_it_was_line_by_line(tmp_path, capsys):
+    log = tmp_path / "manager.log"
+    log.write_text("before\n")
+    tail = progress_module.LogTail(log)
+    with log.open("a") as file:
+        file.write("one\ntwo\nhalf")
+    tail.close()
+    assert capsys.readouterr().out == "one\ntwo\n"

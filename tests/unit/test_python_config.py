@@ -1,0 +1,342 @@
+"""The configuration of an experiment in Python: the same experiment as the file's, and mistakes told in its words."""
+
+import copy
+import dataclasses
+import json
+import math
+import warnings
+from pathlib import Path
+
+import numpy
+import pytest
+
+from nni_manager.config.document import as_yaml
+from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.python_document import in_python_words
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.v2 import ALIASES, EACH, given_without_being_written, names_on
+from nni_manager.experiment import (
+    AlgorithmConfig,
+    CustomAlgorithmConfig,
+    ExperimentConfig,
+    FrameworkAttemptCompletionPolicy,
+    FrameworkControllerConfig,
+    FrameworkControllerRoleConfig,
+    K8sAzureStorageConfig,
+    K8sNfsConfig,
+    K8sPvcConfig,
+    K8sStorageConfig,
+    KubeflowConfig,
+    KubeflowRoleConfig,
+    LocalConfig,
+    OpenpaiConfig,
+    SpellingHint,
+)
+from nni_manager.experiment.config import PlatformUnknown
+from nni_manager.experiment.spelling import NoSuchField
+
+SPACE = {"lr": {"_type": "loguniform", "_value": [0.001, 1]}}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "storage").mkdir()
+    return tmp_path
+
+
+def local(**fields):
+    config = ExperimentConfig(
+        "local", experiment_name="digits", trial_command="python3 train.py", search_space=SPACE
+    )
+    config.tuner.name = "TPE"
+    config.trial_concurrency = 2
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+def framework(**fields):
+    role = FrameworkControllerRoleConfig(
+        name="worker", task_number=1, command="python3 train.py", gpu_number=0, cpu_number=1, memory_size="4g",
+        docker_image="me/train:1",
+        framework_attempt_completion_policy=FrameworkAttemptCompletionPolicy(
+            min_failed_task_count=1, min_succeed_task_count=1
+        ),
+    )  # fmt: skip
+    service = FrameworkControllerConfig(
+        storage=K8sNfsConfig(server="10.0.0.1", path="/nni"), task_roles=[role], service_account_name="fc"
+    )
+    return local(training_service=service, trial_command=None, **fields)
+
+
+def openpai():
+    service = OpenpaiConfig(
+        host="openpai.example.com", username="ada", token="a-token", trial_cpu_number=4, trial_memory_size="8 GB",
+        docker_image="me/train:1", virtual_cluster="default", local_storage_mount_point=Path("storage"),
+        container_storage_mount_point="/mnt/confignfs-data", storage_config_name="confignfs-data",
+    )  # fmt: skip
+    return local(training_service=service, trial_gpu_number=1, max_experiment_duration="0.5h")
+
+
+def kubeflow():
+    role = KubeflowRoleConfig(
+        replicas=2, command="python3 w.py", cpu_number=1, memory_size=512, docker_image="me/w:1"
+    )
+    service = KubeflowConfig(
+        operator="tf-operator",
+        api_version="v1",
+        worker=role,
+        storage=K8sPvcConfig(path="storage", claim_name="nni"),
+    )
+    return local(training_service=service, trial_command=None, assessor={"name": "Medianstop"})
+
+
+@pytest.mark.parametrize("make", [local, framework, openpai, kubeflow])
+def test_it_is_the_experiment_of_the_file_that_says_the_same(place, make):
+    config = make()
+    (place / "digits.yml").write_text(as_yaml(config.document()))
+    from_file = dataclasses.replace(
+        read_experiment_file(place / "digits.yml"), config_path=Path(), expansions=()
+    )
+    assert dataclasses.replace(config.checked(), config_path=Path(), expansions=()) == from_file
+    assert copy.deepcopy(config) == config
+
+
+PARTS = {
+    ("tuner",): AlgorithmConfig,
+    ("trainingService", "taskRoles", EACH): FrameworkControllerRoleConfig,
+    (
+        "trainingService",
+        "taskRoles",
+        EACH,
+        "frameworkAttemptCompletionPolicy",
+    ): FrameworkAttemptCompletionPolicy,
+    ("trainingService", "worker"): KubeflowRoleConfig,
+    ("trainingService", "storage"): K8sStorageConfig,
+}
+SERVICES = {
+    "local": LocalConfig,
+    "openpai": OpenpaiConfig,
+    "frameworkcontroller": FrameworkControllerConfig,
+    "kubeflow": KubeflowConfig,
+}
+# What the reader answers without a place in its tables.
+ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
+
+
+@pytest.mark.parametrize("platform", SERVICES)
+def test_its_fields_are_the_keys_of_the_second_schema(platform):
+    tables = [names_on(platform), names_on(platform, "pvc"), given_without_being_written(platform)]
+    places = {place for table in tables for place in table}
+    places |= {place for place in ALIASES if any(place[:-1] == each[:-1] for each in places)}
+    if platform == "local":
+        homes = {(): ExperimentConfig, ("tuner",): AlgorithmConfig, ("trainingService",): LocalConfig}
+    else:
+        homes = {
+            place: part
+            for place, part in PARTS.items()
+            if any(each[: len(place)] == place for each in places)
+        }
+        homes["trainingService",] = SERVICES[platform]
+    for place, part in homes.items():
+        keys = {
+            each[len(place)] for each in places if each[: len(place)] == place and len(each) > len(place)
+        } - {EACH}
+        fields = set(
+            part(**{name: platform if name == "platform" else 0 for name in part.field_names()}).document()
+        )
+        known = {key for key in keys if part.field_named(_snake(key)) is not None}
+        assert known == keys
+        assert fields - keys - ANSWERED - {"reuseMode"} == set(), part
+
+
+def _snake(key):
+    return "".join(f"_{each.lower()}" if each.isupper() else each for each in key)
+
+
+def mistakes_of(config):
+    with pytest.raises(ConfigInvalid) as caught:
+        config.validate()
+    return {mistake.key: mistake.message for mistake in caught.value.mistakes}
+
+
+def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
+    assert mistakes_of(ExperimentConfig("frameworkcontroller")) == {
+        "config.trial_concurrency": "cannot do without config.trial_concurrency: it must be a whole number from 1 to 99999; "
+        "write e.g. trial_concurrency = 2",
+        "config.tuner": "cannot do without config.tuner: nothing else proposes parameters; write e.g. "
+        "tuner = {'name': 'TPE', 'class_args': {'optimize_mode': 'maximize'}}",
+        "config.search_space_file": "cannot do without config.search_space: it must say what may vary; write e.g. "
+        "search_space = {'lr': {'_type': 'loguniform', '_value': [0.001, 1]}}",
+        "config.training_service.storage.storage_type": "cannot do without config.training_service.storage.storage_type: trials "
+        "need a storage that all machines see; write e.g. "
+        "storage = {'storage_type': 'nfs', 'server': '10.10.10.10', 'path': '/var/nfs/nni'}",
+        "config.training_service.task_roles": "cannot do without config.training_service.task_roles: it must be a list of roles; "
+        "write e.g. task_roles = [{'name': 'worker', 'task_number': 1, 'command': 'python3 train.py', 'gpu_number': 0, "
+        "'cpu_number': 1, 'memory_size': 8192, 'docker_image': '...'}], or name a template in "
+        "config.training_service.config_path",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"trial_concurrency": "2"},
+         'config.trial_concurrency: "2" is not a whole number from 1 to 99999; write e.g. trial_concurrency = 2'),
+        ({"experiment_name": 5}, "config.experiment_name: 5 is a number, and text belongs there; write '5'"),
+        ({"debug": "yes"}, 'config.debug: "yes" is not true or false; write e.g. debug = False'),
+        ({"max_experiment_duration": "1 hour"}, "write e.g. max_experiment_duration = '1h'"),
+        ({"tuner": {"name": "TPEE"}}, 'config.tuner.name: "TPEE" is not a built-in tuner; did you mean TPE?'),
+        ({"tuner": {"name": "TPE", "class_args": {"optimize_mode": "max"}}},
+         'config.tuner.class_args.optimize_mode: "max" is not maximize or minimize; write e.g. '
+         "class_args['optimize_mode'] = 'maximize'"),
+        ({"tuner": CustomAlgorithmConfig(class_name="Mine")},
+         "write module and class in one, such as class_name = 'my_tuner.MyTuner'"),
+        ({"search_space": {"lr": {"_type": "unifrm", "_value": [0, 1]}}},
+         'config.search_space.lr: "unifrm" is not a type; did you mean uniform?'),
+        ({"search_space": {"trialCommand": {"_type": "uniform", "_value": [1, 0]}}},
+         "config.search_space.trialCommand: low 1 is not below"),
+        ({"search_space": "space.json"}, 'the search space: "space.json" is text'),
+        ({"search_space": {"lr": {"_type": "choice", "_value": [object()]}}},
+         "config.search_space.lr[0]: it is an object of type object"),
+        ({"search_space": {"lr": {"_type": "uniform", "_value": [0, math.inf]}}},
+         "config.search_space.lr[1]: it is a number that is not finite"),
+        ({"search_space": None, "search_space_file": "no.json"}, "config.search_space_file: there is no "),
+        ({"trial_code_directory": "nowhere"}, "config.trial_code_directory: there is no folder "),
+        ({"training_service": "local"}, "write e.g. training_service = {'platform': 'local'}"),
+        ({"training_service": [LocalConfig()]}, "config.training_service: several at once are not in this version"),
+        ({"training_service": LocalConfig(gpu_indices="a")}, "config.training_service.gpu_indices: \"a\" is not GPU numbers"),
+        ({"shared_storage": {"a": 1}}, "config.shared_storage: it is not in this version yet"),
+        ({"experiment_type": "nas"}, "config.experiment_type: architecture search is not supported"),
+        ({"warm_imports": ["numpy"]}, "write training_service = {'reuse_mode': True} as well"),
+        ({"advisor": {"name": "BOHB"}}, "config.tuner beside advisor"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)  # fmt: skip
+def test_a_wrong_value_is_told_with_its_field_and_how_to_write_it(fields, said):
+    assert any(said in message for message in mistakes_of(local(**fields)).values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda service: setattr(service.task_roles[0], "memory_size", "4x"),
+         'task_roles[0].memory_size: "4x" is not a whole number of MB, or a size such as 8gb; write e.g. memory_size = 8192'),
+        (lambda service: setattr(service.task_roles[0], "framework_attempt_completion_policy", None),
+         "framework_attempt_completion_policy = {'min_failed_task_count': 1, 'min_succeed_task_count': -1}"),
+        (lambda service: setattr(service, "task_roles", service.task_roles[0]), "task_roles: {"),
+        (lambda service: setattr(service, "task_roles", [None]), "task_roles[0]: nothing is not a mapping"),
+        (lambda service: setattr(service.storage, "server", "{your_nfs_server_ip}"), "is still the placeholder of an example"),
+        (lambda service: setattr(service.storage, "claim_name", "x"), "storage.claim_name: it is for storage_type: pvc"),
+        (lambda service: setattr(service, "storage", K8sAzureStorageConfig(azure_account="acct")), "azure_share = 'nni'"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_jobs_on_kubernetes_name_their_role(change, said):
+    config = framework()
+    change(config.training_service)
+    assert any(said in message for message in mistakes_of(config).values())
+
+
+def test_a_secret_is_not_shown():
+    config = openpai()
+    config.training_service.token = 12345
+    assert "12345" not in str(mistakes_of(config))
+    assert "12345" not in repr(config)
+
+
+def test_what_contains_itself_is_refused():
+    space = {}
+    space["lr"] = space
+    assert "contains itself" in mistakes_of(local(search_space=space))["config"]
+
+
+def test_what_is_like_a_list_or_a_number_is_one():
+    space = {
+        "lr": {"_type": "choice", "_value": (numpy.float64(0.5), Path("a"))},
+        "n": {"_type": "choice", "_value": range(2)},
+    }
+    checked = local(
+        search_space=space, max_trial_number=numpy.int64(3), trial_code_directory=Path("storage")
+    ).checked()
+    assert checked.search_space_raw["lr"]["_value"] == [0.5, "a"]
+    assert checked.search_space_raw["n"]["_value"] == [0, 1]
+    assert checked.max_trial_number == 3
+    json.dumps(checked.search_space_raw)
+
+
+def test_without_a_name_it_is_called_as_the_program_is(monkeypatch):
+    monkeypatch.setattr("__main__.__file__", "/home/ada/search.py", raising=False)
+    assert local(experiment_name=None).checked().experiment_name == "search"
+    monkeypatch.delattr("__main__.__file__")
+    assert local(experiment_name=None).checked().experiment_name == "experiment"
+
+
+def test_fields_may_be_written_as_in_files_with_a_hint():
+    role = FrameworkControllerRoleConfig()
+    with pytest.warns(
+        SpellingHint, match="gpuNumber of FrameworkControllerRoleConfig is taken as gpu_number"
+    ) as told:
+        role.gpuNumber = 1
+    assert told[0].filename == __file__
+    with pytest.warns(SpellingHint):
+        assert role.gpuNumber == role.gpu_number == 1
+    with pytest.warns(SpellingHint, match="dockerImage"):
+        assert KubeflowRoleConfig(dockerImage="me/train:1").docker_image == "me/train:1"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # other names of NNI's own are no misspelling
+        assert K8sStorageConfig(storage="nfs").storage_type == "nfs"
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda: setattr(ExperimentConfig("local"), "trial_comand", "x"), "there is no such field; did you mean trial_command?"),
+        (lambda: ExperimentConfig("local", max_trials=3), "cannot set max_trials of ExperimentConfig"),
+        (lambda: setattr(ExperimentConfig("kubeflow"), "operator", "x"),
+         "it is a field of training_service; set training_service.operator"),
+        (lambda: setattr(AlgorithmConfig(), "optimize_mode", "x"),
+         "it is an argument of the algorithm; write class_args['optimize_mode']"),
+        (lambda: LocalConfig().gpus, "cannot set gpus of LocalConfig"),
+        (lambda: setattr(ExperimentConfig("local"), "name", "x"), "did you mean experiment_name?"),
+        (lambda: setattr(ExperimentConfig("local"), "assessor", {"nam": "x"}), "cannot set nam of AlgorithmConfig"),
+    ],
+)  # fmt: skip
+def test_what_is_no_field_is_refused_where_it_is_written(write, said):
+    with pytest.raises(NoSuchField) as caught:
+        write()
+    assert said in str(caught.value)
+    assert isinstance(caught.value, AttributeError)
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [
+        (
+            "remote",
+            "cannot run an experiment on 'remote': trials are not started over SSH; use one of local, openpai,",
+        ),
+        ("pai", 'the name of OpenPAI is "openpai"; use that'),
+        ("localhost", "there is no such platform; use one of local,"),
+        (["local", "remote"], "an experiment runs on one platform; use one of local,"),
+    ],
+)
+def test_a_platform_that_there_is_not_is_answered_with_those_there_are(platform, said):
+    with pytest.raises(PlatformUnknown) as caught:
+        ExperimentConfig(platform)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("of_files", "of_python"),
+    [
+        ("cannot use trial.command: it is bad; write e.g. command: python3 t.py, or searchSpacePath: s.json",
+         "cannot use config.trial_command: it is bad; write e.g. command = 'python3 t.py', or search_space_file = 's.json'"),
+        ('cannot use maxTrialNum: "maxTrialNum" is bad', 'cannot use config.max_trial_number: "maxTrialNum" is bad'),
+        ("lower gpuNum, or choose another logDir", "lower trial_gpu_number, or choose another experiment_working_directory"),
+        ("storage nfs; write storage: nfs or storage: pvc", "storage nfs; write storage = 'nfs' or storage = 'pvc'"),
+    ],
+)  # fmt: skip
+def test_messages_about_files_are_put_into_words_of_python(of_files, of_python):
+    assert in_python_words(of_files) == of_python
