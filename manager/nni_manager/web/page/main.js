@@ -54,7 +54,8 @@ function route() {
     page.arrive?.();
     return;
   }
-  const isFirst = page === null;
+  // Who has just come begins at the top, with the links to the pages.
+  const isFirst = page === null || path === "/enter";
   page?.close();
   page = null;
   path = wanted;
