@@ -18,7 +18,6 @@ from nni_manager.cli.options import (
     named_experiment_argument,
     start_options,
 )
-from nni_manager.cli.webui import print_links
 from nni_manager.client import output
 from nni_manager.client.experiments import (
     KnownExperiment,
@@ -27,6 +26,7 @@ from nni_manager.client.experiments import (
     resolve,
     stored_status,
 )
+from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserMistake
 
