@@ -20,7 +20,7 @@ case $#:${1-} in
     project=.
     unset EXTRAS
     ;;
-  [23]:manager) project=".[manager${EXTRAS:+,$EXTRAS}]" ;;
+  [23]:manager) project=".[manager,kubernetes${EXTRAS:+,$EXTRAS}]" ;;
   *) complain "cannot build '$*'; usage: images/build.sh keeper|manager TAG [BASE_IMAGE]" ;;
 esac
 image=$1

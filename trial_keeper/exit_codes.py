@@ -40,7 +40,8 @@ class KeeperExit(IntEnum):
     WORKSPACE = (
         101,
         "the experiment's folder is not on the storage that the container sees",
-        "mount at containerNFSMountPath the same storage that the manager has at nniManagerNFSMountPath",
+        "let the container mount the storage that the manager has: on OpenPAI containerNFSMountPath and nniManagerNFSMountPath "
+        "name it, on Kubernetes nfs, pvc or azureStorage",
         ExitReason.MOUNT,
     )
     WORKSPACE_WRITE = (
@@ -63,7 +64,7 @@ class KeeperExit(IntEnum):
     MOUNT_MISSING = (
         105,
         "the path where the shared storage should be does not exist in the container",
-        "mount the storage there, or name in containerNFSMountPath the path where it is",
+        "mount the storage there, or name the path where it is: on OpenPAI in containerNFSMountPath",
         ExitReason.MOUNT,
     )
     MOUNT_UNREADABLE = (

@@ -292,6 +292,15 @@ def test_the_managers_image_is_nnictl(podman, a_container):
     assert nnictl.stdout == f"nnictl {__version__}\n"
 
 
+def test_the_managers_image_can_run_jobs_on_kubernetes(podman, a_container):
+    python = a_container(
+        *("--entrypoint", "/opt/trial-keeper/bin/python", podman.image("manager"), "-c"),
+        "from nni_manager.training_services.kubernetes.login import log_in; log_in()",
+    )
+    assert python.wait() == 1
+    assert "cannot use the kubeconfig file /root/.kube/config: " in python.stderr
+
+
 def test_the_managers_image_runs_a_local_experiment_to_its_end(podman, a_container, tmp_path):
     folder = tmp_path / "experiment"
     folder.mkdir()

@@ -8,7 +8,8 @@ import copy
 import json
 import uuid
 
-from kube_store import JOBS, PODS, Kind, now
+from kube_events import tell
+from kube_store import JOBS, PODS, Kind, Refused, now
 
 TF_JOBS = Kind("kubeflow.org", "v1", "tfjobs", "TFJob", is_custom=True)
 PYTORCH_JOBS = Kind("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob", is_custom=True)
@@ -61,6 +62,14 @@ def condition(conditions, type_, status, reason, message):
 def is_true(found, *types):
     conditions = (found.get("status") or {}).get("conditions", [])
     return any(each["type"] in types and each["status"] == "True" for each in conditions)
+
+
+def _create_pod(store, job, reason, body):
+    try:
+        store.create(PODS, job["metadata"]["namespace"], body)
+    except Refused as refused:
+        tell(store, job, reason, f"Error creating: {refused.message}", f"{job['kind'].lower()}-controller")
+        raise
 
 
 def _write_status(store, kind, found, status):
@@ -140,7 +149,9 @@ def _make_pods(store, kind, job, prefix, specs):
         for index in range(spec["replicas"]):
             name = f"{meta['name']}-{type_.lower()}-{index}"
             if name not in there:
-                store.create(PODS, meta["namespace"], _replica(kind, job, prefix, specs, type_, index, name))
+                _create_pod(
+                    store, job, "FailedCreatePod", _replica(kind, job, prefix, specs, type_, index, name)
+                )
             elif _is_to_restart(spec, there[name]):
                 restarted.add(type_)
                 store.delete(PODS, meta["namespace"], name)
@@ -305,7 +316,7 @@ def _make_indexed_pods(store, job, pods):
             },
             "spec": spec,
         }
-        store.create(PODS, meta["namespace"], body)
+        _create_pod(store, job, "FailedCreate", body)
 
 
 # ---- Kubeflow Trainer

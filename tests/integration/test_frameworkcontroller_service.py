@@ -14,7 +14,7 @@ from real_experiment import a_manager_here, until
 
 pytest.importorskip("kubernetes")
 
-from nni_manager.cli.watch import trial_cells
+from nni_manager.client.watch import trial_cells
 from nni_manager.config.model import KubernetesConfig, NfsStorage
 from nni_manager.engine.views import trial_view
 from nni_manager.errors import TryAgain, UserMistake

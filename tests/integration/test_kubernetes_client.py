@@ -21,7 +21,7 @@ from nni_manager.training_services.kubernetes import watch as watching
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.login import log_in
 from nni_manager.training_services.kubernetes.preflight import Needs, check
-from nni_manager.training_services.kubernetes.resources import CLAIMS, PODS, Resource
+from nni_manager.training_services.kubernetes.resources import CLAIMS, PODS, SERVICE_ACCOUNTS, Resource
 from nni_manager.training_services.kubernetes.resources import SECRETS as OUR_SECRETS
 from nni_manager.training_services.kubernetes.watch import Denied, Gone, Seen, Trouble, Watch
 from nni_manager.training_services.patience import Patience
@@ -398,7 +398,7 @@ def needs(**changed):
 def test_a_cluster_that_has_all_passes(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     server.store.create(ACCOUNTS, "default", {"metadata": {"name": "fc"}})
-    assert check(cluster, needs(service_account="fc")) == ()
+    assert check(cluster, needs(things=((SERVICE_ACCOUNTS, "fc"),))) == ()
 
 
 def test_a_login_that_may_not_see_events_passes_with_a_word(cluster, server):
@@ -411,7 +411,7 @@ def test_a_login_that_may_not_see_events_passes_with_a_word(cluster, server):
 def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
     server.api.denied |= {("create", "frameworks"), ("watch", "pods")}
     with pytest.raises(errors.ClusterLacks) as failure:
-        check(cluster, needs(service_account="fc", claims=("data",)))
+        check(cluster, needs(things=((SERVICE_ACCOUNTS, "fc"), (CLAIMS, "data"))))
     for words in (
         "it has no frameworks.frameworkcontroller.microsoft.com; install FrameworkController there",
         "this login may not create frameworks in namespace default",

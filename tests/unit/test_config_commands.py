@@ -84,12 +84,15 @@ def test_every_mistake_of_a_wrong_file_is_told_and_the_exit_code_is_one(nnictl):
     }
 
 
-def test_a_file_for_kubernetes_is_right_and_cannot_be_run_yet(nnictl):
-    code, _, err = nnictl("config", "check", "v1_kubeflow_page.yml")
+def test_a_file_for_kubernetes_may_be_right_and_still_not_run(nnictl, here):
+    text = (here / "v2_kubeflow_job.yml").read_text()
+    assert ", claimName: nni" in text
+    (here / "claim.yml").write_text(text.replace(", claimName: nni", ""))
+    code, _, err = nnictl("config", "check", "claim.yml")
     assert code == 0
-    says = "cannot run v1_kubeflow_page.yml on kubeflow: the file is right, and this version runs experiments on this machine"
+    says = "cannot run claim.yml with pvc alone: containers mount the claim by its name; write it beside the path"
     assert says in err
-    code, _, err = nnictl("create", "--config", "v1_kubeflow_page.yml", "--port", "auto")
+    code, _, err = nnictl("create", "--config", "claim.yml", "--port", "auto")
     assert code == 1
     assert says in err
 

@@ -102,7 +102,7 @@ def look_at(mount: Path, workspace: Workspace) -> None:
         if there != mount:
             raise MountMissing(
                 f"cannot enter {mount}: {error.strerror}, the last folder on the way is {there}; mount the shared storage in "
-                "this container at the path that containerNFSMountPath names"
+                "this container at that path, which on OpenPAI containerNFSMountPath names"
             ) from error
         raise WorkspaceMissing(_why_missing(mount, workspace)) from error
     except OSError as error:
@@ -117,7 +117,7 @@ def _why_missing(mount: Path, workspace: Workspace) -> str:
     beginning = f"cannot find the experiment's folder {workspace.root}"
     if not names:
         return (
-            f"{beginning}: {mount} is empty; mount the shared storage there, the one that the manager has at "
+            f"{beginning}: {mount} is empty; mount the shared storage there, the one that the manager has, on OpenPAI at "
             "nniManagerNFSMountPath"
         )
     if workspace.root.name in names:
@@ -127,7 +127,7 @@ def _why_missing(mount: Path, workspace: Workspace) -> str:
         )
     shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
     return (
-        f"{beginning}: {mount} holds only {shown}; mount the storage that the manager has at nniManagerNFSMountPath, "
+        f"{beginning}: {mount} holds only {shown}; mount the storage that the manager has, on OpenPAI at nniManagerNFSMountPath, "
         "unless the experiment was deleted"
     )
 

@@ -293,7 +293,7 @@ def _refuse_what_operator_lacks(trial: Mapping[str, Any], section: Mapping[str, 
         return
     roles, versions = _OPERATORS[operator]
     name, version = SECTION["kubeflow"], section.get("apiVersion")
-    if version in _ALL_VERSIONS and version not in versions:
+    if isinstance(version, str) and version in _ALL_VERSIONS and version not in versions:
         refuse(
             (name, "apiVersion"),
             f"cannot use {name}.apiVersion: {operator} has {', '.join(versions)}, not {version}; write apiVersion: {versions[0]}",

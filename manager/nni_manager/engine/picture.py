@@ -53,9 +53,9 @@ class Picture:
 
     Times in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper
     has not been heard. `keepers`: how many are connected. `roads`: how each job is heard, at `now_s` of the monotonic
-    clock; without a manager none is. `is_view`: nothing can be changed where this comes from. `why_it_waits`: see
-    `TrainingService.why_it_waits`; empty without a manager. `keepers_of` and `link_of` tell of a job, by its id, which keepers of
-    it are connected, and where people find it on its cluster, if they do.
+    clock; without a manager none is. `is_view`: nothing can be changed where this comes from. `why_it_waits`: as
+    `TrainingService` has it; empty without a manager. `keepers_of` and `link_of` tell of a job, by its id, which keepers of it
+    are connected, and where people find it on its cluster, if they do.
     """
 
     config: ExperimentConfig

@@ -32,7 +32,7 @@ const state = h("span", {});
 const connection = h("span", { class: "connection", "data-test": "connection", role: "status" });
 const navigation = NAVIGATION.map(([href = "", title, test = ""]) => link(href, { "data-test": test }, title));
 const theme = h("button", { type: "button", class: "quiet", "data-test": "theme-switch", click: nextTheme });
-const banners = h("div", { class: "banners" });
+const banners = h("div", { role: "region", "aria-label": "Notices" });
 const lost = h("p", { class: "banner warn", "data-test": "banner-connection", role: "alert" });
 const readOnly = h("p", { class: "banner", "data-test": "banner-readonly" }, "This is a read-only view of what is stored: nothing can be changed here. `nnictl resume` goes on with the experiment.");
 const main = h("main", { id: "main", tabindex: -1 });
@@ -156,11 +156,13 @@ document.body.append(
     event.preventDefault();
     main.focus();
   } }, "Skip to the content"),
-  h("header", { class: "top", "data-test": "app" },
-    h("div", { class: "brand" }, name, state),
-    h("nav", { "aria-label": "Pages" }, navigation),
-    h("div", { class: "status" }, connection, theme)),
-  banners, main, spoken);
+  h("div", { class: "top" },
+    h("header", { "data-test": "app" },
+      h("div", { class: "brand" }, name, state),
+      h("nav", { "aria-label": "Pages" }, navigation),
+      h("div", { class: "status" }, connection, theme)),
+    banners),
+  main, spoken);
 banners.append(lost, readOnly);
 lost.hidden = true;
 readOnly.hidden = true;

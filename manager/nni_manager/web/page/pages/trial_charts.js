@@ -46,7 +46,7 @@ export class TrialCharts {
     this.live = live;
     this.panel = h("div", { role: "tabpanel", id: "trial-charts", tabindex: 0 });
     this.tabs = TABS.map(([id = "", title]) => h("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": "trial-charts", "data-test": `tab-${id}`, click: () => this.#open(id) }, title));
-    this.element = h("section", { class: "card charts", "aria-label": "Charts" },
+    this.element = h("section", { class: "card charts", "aria-label": "Charts" }, h("h2", { class: "unseen" }, "Charts"),
       h("div", { role: "tablist", class: "tabs", "aria-label": "Charts", keydown: (/** @type {KeyboardEvent} */ event) => arrows(event, this.tabs) }, this.tabs),
       this.panel);
     this.#open("metric");

@@ -86,7 +86,7 @@ export function trials({ live, announce }) {
 
   const element = h("div", { class: "page" },
     charts.element,
-    h("section", { class: "card", "aria-label": "Table of trials" },
+    h("section", { class: "card", "aria-label": "Table of trials" }, h("h2", { class: "unseen" }, "Table of trials"),
       h("div", { class: "bar" }, search, filters.element),
       h("div", { class: "bar" }, conditions.element, h("span", { class: "grow" }), total, columnMenu, compare),
       table.element,
