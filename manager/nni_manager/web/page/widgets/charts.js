@@ -14,7 +14,7 @@ import { plain } from "../plain.js";
  * @property {{resize: (element: HTMLElement) => void}} Plots
  */
 
-const SOURCE = "/page/plotly.min.js";
+const SOURCE = new URL("../plotly.min.js", import.meta.url).pathname;
 /** A chart of an experiment that runs is drawn so often at most, */
 const DRAW_EVERY_MS = 1500;
 /** and so many times as long as a drawing takes lie between two: however many trials, the page stays free for its reader. */
@@ -94,13 +94,13 @@ export class Chart {
     this.title = title;
     this.plot = h("div", { class: "plot" });
     this.plot.style.height = `${height}px`;
-    this.words = h("figcaption", {}, note);
+    this.words = h("figcaption");
     this.element = h("figure", { class: "chart", "data-test": test, "aria-label": title }, this.plot, this.words);
     this.plot.hidden = true;
     this.seen = new IntersectionObserver((entries) => {
       this.#isVisible = entries.some((entry) => entry.isIntersecting);
       if (this.#isVisible && this.#isStale) this.#soon();
-    });
+    }, { rootMargin: "200px" });
     this.seen.observe(this.element);
     this.redraw = () => this.#later();
     addEventListener("themechange", this.redraw);
