@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test test-k8s golden faults hostile check fix proto bench quality images
+.PHONY: help demo test test-k8s golden faults hostile page check fix proto bench quality images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connec
 
 faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them
 	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20))
+
+page: .venv/.installed-test ## the web page in Chromium, with ten minutes of updates; PAGE_SCREENSHOTS names where to keep screenshots
+	PAGE_UPDATES=$(or $(PAGE_UPDATES),1200) pytest tests/e2e/test_page.py
 
 check: .venv/.installed-check node_modules/.installed ## format, lint, types, layers, protocol, the page's code: all that CI checks besides tests
 	ruff format --check .

@@ -28,7 +28,7 @@ def signals_of_a_terminal() -> None:
 
 # The longest first. Begun last, the containers would keep one process busy for minutes after the others have run out of tests.
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
-WITHOUT_CONTAINERS = ("test_another_python.py", "test_any_cluster.py", "test_nni_scripts.py")
+WITHOUT_CONTAINERS = ("test_another_python.py", "test_any_cluster.py", "test_nni_scripts.py", "test_page.py")
 
 
 class ByFile(LoadScopeScheduling):

@@ -9,6 +9,7 @@ from bench_many_keepers import cost_of_trials, ingest, many_idle
 from bench_many_trials import listing, suggestion
 from bench_neighbours import neighbours
 from bench_outage import catching_up, reconnection
+from bench_page import page
 from bench_sdk import decode_cost, import_cost, report_cost
 from bench_stdout import stdout_rate
 from bench_turnaround import turnaround
@@ -29,6 +30,7 @@ MEASUREMENTS = (
     cost_of_trials,
     listing,
     suggestion,
+    page,
     stdout_rate,
     submission,
     keeper_connected,

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +16,11 @@ import requests
 from real_experiment import RealExperiment
 
 from nni_manager.client.manager_client import session_with
-from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.events import Begun, Event
+from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.picture import Picture
 from nni_manager.engine.view import View
 from nni_manager.serving import HttpServer, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
@@ -75,19 +80,23 @@ def write(folder: ExperimentFolder, *rows: Any) -> None:
 
 
 class ServedView:
-    """A view of an experiment, served from a thread of this process."""
+    """A view of an experiment, or what a test plays, served from a thread of this process."""
 
-    def __init__(self, folder: ExperimentFolder) -> None:
+    def __init__(self, folder: ExperimentFolder, view: "View | Played | None" = None) -> None:
         self.folder = folder
         listener = listen("127.0.0.1", 0, "")
         self.port = listener.getsockname()[1]
         with StoreReader(folder.database) as reader:
             self.entrance = Entrance(reader.experiment().secret, folder.experiment_id, folder.ended_sessions)
         self.process = ManagerProcess(os.getpid(), "127.0.0.1", self.port, __version__, self.entrance.token)
-        self.view = View(folder)
+        self.view: Any = View(folder) if view is None else view
         self.server = HttpServer(Api(self.view, "127.0.0.1", self.port, self.entrance, lambda: None).app())
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[listener])))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener)))
         self._thread.start()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self.loop = asyncio.get_running_loop()
+        await self.server.serve(sockets=[listener])
 
     @property
     def origin(self) -> str:
@@ -119,9 +128,9 @@ class ServedView:
 
 
 @contextlib.contextmanager
-def served_view(folder: ExperimentFolder) -> Iterator[ServedView]:
-    """A view of an experiment while it is needed."""
-    served = ServedView(folder)
+def served_view(folder: ExperimentFolder, view: "Played | None" = None) -> Iterator[ServedView]:
+    """A view of an experiment, or what a test plays, while it is needed."""
+    served = ServedView(folder, view)
     try:
         yield served
     finally:
@@ -134,3 +143,28 @@ def events_of(response: requests.Response) -> Iterator[dict[str, Any]]:
     for line in lines:
         if line.startswith(b"data: "):
             yield json.loads(line[6:])
+
+
+class Played:
+    """An experiment that goes on as a test says: what an engine has for the HTTP side, with nothing behind it."""
+
+    def __init__(self, folder: ExperimentFolder) -> None:
+        """`folder`: of an experiment without trials."""
+        self.folder = folder
+        stored = Picture.stored(folder)
+        self.experiment = Experiment("TESTEXPT", Limits(100, None, 20_000, None, 0), maximize=True)
+        self.experiment.handle(Begun(), time.monotonic())
+        self._picture = dataclasses.replace(stored, experiment=self.experiment)
+
+    def picture(self) -> Picture:
+        """The experiment at this moment."""
+        now_s = time.monotonic()
+        return dataclasses.replace(self._picture, duration_s=self.experiment.duration_s(now_s), now_s=now_s)
+
+    def happened(self, *events: Event) -> None:
+        """Say what happens, on the loop that serves it."""
+        for event in events:
+            self.experiment.handle(event, time.monotonic())
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -70,6 +70,16 @@ def run(work):
     asyncio.run(asyncio.wait_for(work, 60))
 
 
+def test_people_find_a_job_on_the_pages_of_openpai(site):
+    async def work():
+        async with site.manager() as service:
+            link = service.link("trial1")
+            assert link.startswith(f"{service._cluster.address}/job-detail.html?username={USER}&jobName=")
+            assert link.endswith("trial1")
+
+    asyncio.run(work())
+
+
 def test_a_job_is_handed_in_as_containers_see_the_workspace_and_its_end_is_told_once(site):
     async def work():
         async with site.manager() as service:

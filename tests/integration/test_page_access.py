@@ -1,6 +1,7 @@
 """Who gets in to the web page: a browser by its link, nobody by half of a session, and no other page."""
 
 import importlib.util
+import re
 import socket
 
 import pytest
@@ -8,7 +9,7 @@ import requests
 from made_experiment import made_experiment, served_view
 
 from nni_manager.store.folders import ManagerProcess
-from nni_manager.web.files import FOLDER, PLACES
+from nni_manager.web.files import FOLDER, PLACES, Files
 
 ROOT = "/api/v1/nni"
 
@@ -152,7 +153,8 @@ def test_a_link_may_stand_in_another_page_and_the_files_may_not_be_used_there(se
 def test_everybody_gets_the_files_and_they_are_asked_for_once(served, browser):
     for path in PLACES:
         answer = browser.ask("GET", path)
-        assert answer.text == (FOLDER / "index.html").read_text()
+        edition = re.search(r'"/page/(\w+)/main.js"', answer.text)[1]
+        assert answer.text.replace(f"{edition}/", "") == (FOLDER / "index.html").read_text()
         assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
         tag = answer.headers["ETag"]
         assert answer.headers["Cache-Control"] == "no-cache"
@@ -166,9 +168,29 @@ def test_everybody_gets_the_files_and_they_are_asked_for_once(served, browser):
 def test_every_file_of_the_page_is_served_as_what_it_is(served, browser):
     for path in (path for path in FOLDER.rglob("*") if path.is_file()):
         answer = browser.ask("GET", f"/page/{path.relative_to(FOLDER).as_posix()}")
-        assert answer.content == path.read_bytes(), path
+        assert path.suffix == ".html" or answer.content == path.read_bytes(), path
         if path.suffix == ".js":
             assert answer.headers["Content-Type"] == "text/javascript; charset=utf-8"
+
+
+def test_what_the_document_names_is_kept_for_good_and_another_edition_is_asked_for_again(browser):
+    document = browser.ask("GET", "/oview").text
+    names = re.findall(r'(?:src|href)="(/page/[^"]+)"', document)
+    assert len(names) > 3
+    for name in names:
+        answer = browser.ask("GET", name)
+        assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "max-age=31536000, immutable")
+    other = browser.ask("GET", re.sub(r"/page/\w{16}/", f"/page/{'0' * 16}/", names[0]))
+    assert (other.status_code, other.headers["Cache-Control"]) == (200, "no-cache")
+
+
+def test_a_file_that_differs_makes_another_edition(tmp_path):
+    (tmp_path / "index.html").write_text('<script src="/page/main.js"></script>')
+    (tmp_path / "main.js").write_text("1")
+    before = Files(tmp_path).edition
+    assert Files(tmp_path).edition == before
+    (tmp_path / "main.js").write_text("2")
+    assert Files(tmp_path).edition != before
 
 
 def test_the_charts_come_from_the_wheel_of_the_library(served, browser):
@@ -182,7 +204,9 @@ def test_the_charts_come_from_the_wheel_of_the_library(served, browser):
 @pytest.mark.parametrize(
     "target",
     [
-        "/page/", "/page", "/page/../gate.py", "/page/..%2fgate.py", "/page/%2e%2e/gate.py", "/page//etc/passwd", "/page/gate.py",
+        "/page/", "/page", "/page/0123456789abcdef/../gate.py",
+        "/page/0123456789abcdef/0123456789abcdef/main.js",
+        "/page/../gate.py", "/page/..%2fgate.py", "/page/%2e%2e/gate.py", "/page//etc/passwd", "/page/gate.py",
         "/page/index.html/", "/page/index.html%00", "/page/%ff", "/enter/x", "/oview/..", "/page/./index.html", "//oview",
     ],
 )  # fmt: skip

@@ -23,7 +23,8 @@ time.sleep(600)
 GOES_ON = ("RUNNING", "NO_MORE_TRIAL")
 PATHS = [
     "/version", "/check-status", "/summary", "/experiment", "/experiment-metadata", "/job-statistics", "/trial-jobs",
-    "/metric-data", "/metric-data-latest", "/metric-data-range/0/9", "/export-data",
+    "/metric-data", "/metric-data-latest", "/metric-data-range/0/9", "/export-data", "/changes", "/jobs",
+    "/experiments", "/configuration",
 ]  # fmt: skip
 
 

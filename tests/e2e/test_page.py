@@ -1,0 +1,311 @@
+"""The web page in a real Chromium."""
+
+import json
+import os
+import re
+import time
+
+import pytest
+from browser import Visit, chromium, expect, needs_chromium, visit
+from made_experiment import Played, made_experiment, made_trial, served_view
+from real_experiment import free_port_pair
+
+from nni_manager.domain.events import AttemptStarted, MetricsStored, ParametersSuggested, TaskReported
+from nni_manager.domain.trial import TrialState
+from nni_manager.web import live
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.reasons import ExitReason
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+# So many updates of half a second each are ten minutes of an experiment.
+UPDATES = int(os.environ.get("PAGE_UPDATES", "150"))
+CHART = ".main-svg"
+THEMES = ("light", "dark")
+GATED = """
+import os, time
+import nni_sdk as nni
+x = nni.get_next_parameter()["x"]
+print("the first line of", nni.get_trial_id())
+nni.report_intermediate_result(x / 2)
+while not os.path.exists("gate"):
+    time.sleep(0.05)
+nni.report_final_result(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+# ---- what most tests look at
+
+
+HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=2>\x1b[31m\u202e' onmouseover='window.hacked=3"
+
+
+def some_trial(number, now_s):
+    """Every state, results of several names, and words that would be more than words if a page let them."""
+    trial = made_trial(number, now_s - 1000 + number)
+    trial.parameters = {
+        "lr": 10 ** -(number % 5),
+        "layers": number % 7,
+        "name": HOSTILE if number % 3 else "plain",
+    }
+    match number % 5:
+        case 0:
+            trial.state, trial.reason, trial.exit_code = TrialState.FAILED, ExitReason.NONZERO_EXIT, 1
+            trial.final = trial.value = None
+            trial.message = f'Traceback (most recent call last):\n  File "train.py"\nValueError: {HOSTILE}'
+        case 1:
+            trial.state, trial.reason = TrialState.EARLY_STOPPED, ExitReason.EARLY_STOPPED
+        case 2:
+            trial.final = json.dumps({"default": trial.value, "loss": 1 / (number + 1), HOSTILE: number})
+    return trial
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A view of forty trials. The first has logs, of which one is long and one hostile."""
+    experiment = made_experiment(
+        tmp_path_factory.mktemp("stored"), 40, some_trial, experimentName=f"digits {HOSTILE}"
+    )
+    attempt = experiment.folder.workspace.attempt(AttemptKey("00000", 0, "main-0"))
+    attempt.output.mkdir(parents=True)
+    with attempt.stream(Stream.STDOUT).open("wb") as file:
+        line = b"epoch 1: loss 0.25 \xe2\x82\xac\n"
+        file.write(line * (100 * 2**20 // len(line)))
+        file.write(b"the last line\n")
+    attempt.stream(Stream.STDERR).write_text(
+        f"{HOSTILE}\n\x1b[31mred\x1b[0m\n" + "x" * 2**20 + "\nafter a long line\n"
+    )
+    with served_view(experiment.folder) as view:
+        yield view
+
+
+# ---- who is let in
+
+
+def test_a_link_lets_a_browser_in_once_and_leaves_nothing_in_the_address(browser, stored):
+    link = stored.link()
+    with visit(browser, link) as person:
+        expect(person.page).to_have_url(f"{stored.origin}/oview")
+        code = link.partition("#")[2]
+        assert not any(code in url for url in person.asked)
+        person.page.go_back()
+        assert code not in person.page.url
+        person.go(f"{stored.origin}/detail")  # another load of the same browser
+        expect(person.see("table")).to_be_visible()
+    stranger = Visit(browser)
+    stranger.page.goto(link)
+    expect(stranger.see("enter-message")).to_contain_text("nnictl webui url")
+    stranger.page.goto(f"{stored.origin}/oview")
+    expect(stranger.see("locked")).to_contain_text("nnictl webui url")
+    stranger.context.close()
+
+
+def test_who_was_locked_out_is_shown_the_experiment_once_another_tab_is_let_in(browser, stored):
+    person = Visit(browser)
+    person.page.goto(f"{stored.origin}/oview")
+    expect(person.see("locked")).to_be_visible()
+    tab = person.context.new_page()
+    tab.goto(stored.link())
+    expect(tab).to_have_url(f"{stored.origin}/oview")
+    expect(person.see("state")).to_be_visible()
+    person.context.close()
+
+
+# ---- an experiment that goes on
+
+
+def test_an_experiment_is_watched_from_nothing_to_its_end_through_a_restart_of_its_manager(
+    browser, a_real_experiment
+):
+    experiment = a_real_experiment(GATED, trialConcurrency=2, maxTrialNum=3)
+    port = free_port_pair()
+    experiment.start(port)
+    code = experiment.ask("POST", "/entrance").json()["code"]
+    with visit(browser, f"http://127.0.0.1:{port}/enter#{code}") as person:
+        expect(person.see("count-RUNNING")).to_contain_text("2")
+        person.see("nav-trials").click()
+        row = person.page.locator('[data-test^="row-"]').first
+        trial_id = row.get_attribute("data-test").removeprefix("row-")
+        person.see(f"expand-{trial_id}").click()
+        expect(person.see("log")).to_contain_text(f"the first line of {trial_id}")
+        experiment.kill_manager()
+        expect(person.see("banner-connection")).to_be_visible()
+        experiment.start(port)
+        expect(person.see("banner-connection")).to_be_hidden()
+        (experiment.code / "gate").touch()
+        expect(person.see(f"row-{trial_id}")).to_contain_text("Succeeded")
+        person.see("nav-overview").click()
+        expect(person.see("state")).to_contain_text("Done")
+        expect(person.see("count-SUCCEEDED")).to_contain_text("3")
+        best = experiment.summary()["best"]["value"]
+        expect(person.see("best-value")).to_contain_text(f"{best:.3f}"[:4])
+
+
+def test_limits_are_changed_and_trials_begun_and_stopped_where_they_are_shown(browser, a_real_experiment):
+    experiment = a_real_experiment(GATED, trialConcurrency=1, maxTrialNum=1)
+    experiment.start()
+    code = experiment.ask("POST", "/entrance").json()["code"]
+    with visit(browser, f"http://127.0.0.1:{experiment.port}/enter#{code}") as person:
+        edit = person.see("edit-concurrency")
+        edit.get_by_role("button").first.click()
+        edit.get_by_role("textbox").or_(edit.get_by_role("spinbutton")).fill("2")
+        person.page.keyboard.press("Enter")
+        expect(edit).to_contain_text("2")
+        assert experiment.summary()["trialConcurrency"] == 2
+        expect(person.see("count-RUNNING")).to_contain_text("1")
+        (trial,) = experiment.get("/trial-jobs")
+        person.see("nav-trials").click()
+        person.see(f"expand-{trial['id']}").click()
+        person.see("kill").click()
+        person.see("confirm-yes").click()
+        expect(person.see(f"row-{trial['id']}")).to_contain_text(re.compile("CANCEL|stopped", re.IGNORECASE))
+        assert experiment.get(f"/trial-jobs/{trial['id']}")["reason"] == "stopped by user"
+
+
+# ---- what trials wrote
+
+
+def test_hostile_words_are_words(browser, stored):
+    with visit(browser, stored.link()) as person:
+        for path in ("/oview", "/detail", "/experiment", "/jobs"):
+            person.go(stored.origin + path)
+            assert person.evaluate("window.hacked") is None, path
+            assert person.page.locator("script:not([src])").count() == 0
+            assert person.page.locator("img[src=x]").count() == 0
+        person.go(f"{stored.origin}/detail#trial=00000")
+        expect(person.see("reason")).to_be_visible()
+        expect(person.see("detail-00000")).to_contain_text("<script>window.hacked=1</script>")
+        person.see("log-stderr").click()
+        expect(person.see("log")).to_contain_text("after a long line")
+        expect(person.see("log")).not_to_contain_text("\x1b")
+        person.page.mouse.move(600, 500)
+        assert person.evaluate("window.hacked") is None
+        assert person.page.locator("img[src=x]").count() == 0
+
+
+def test_the_end_of_a_log_of_a_hundred_megabytes_is_there_at_once(browser, stored):
+    with visit(browser, stored.link()) as person:
+        person.go(f"{stored.origin}/detail#trial=00000")
+        began_s = time.monotonic()
+        expect(person.see("log")).to_contain_text("the last line")
+        assert time.monotonic() - began_s < 20  # of which most is a busy machine's
+        assert person.heap_bytes() < 40 * 2**20
+
+
+# ---- many trials, many updates
+
+
+def test_ten_thousand_trials_can_be_sorted_searched_and_scrolled(browser, tmp_path):
+    experiment = made_experiment(tmp_path, 10_000)
+    with served_view(experiment.folder) as view, visit(browser, view.link()) as person:
+        person.see("nav-trials").click()
+        expect(person.see("table-count")).to_contain_text("10,000 of 10,000")
+        assert person.page.locator('[data-test^="row-"]').count() < 200
+        person.see("sort-value").click()
+        person.see("sort-value").click()
+        assert person.page.locator('[data-test^="row-"]').count() > 5
+        person.see("search").fill("07777")
+        expect(person.see("table-count")).to_contain_text("1 of 10,000")
+        expect(person.see("row-07777")).to_be_visible()
+        person.see("search").fill("")
+        expect(person.see("table-count")).to_contain_text("10,000 of 10,000")
+        assert person.elements() < 5000
+
+
+def test_memory_stays_flat_while_updates_come(browser, tmp_path, monkeypatch):
+    """As many updates as ten minutes bring, one after another."""
+    monkeypatch.setattr(live, "EVERY_S", 0.01)
+    played = Played(made_experiment(tmp_path, 0).folder)
+    keys = [AttemptKey(f"t{number}", 0, "main-0") for number in range(20)]
+    for number, key in enumerate(keys):
+        played.happened(ParametersSuggested(key.trial_id, number, {"x": number}, {}, time.time()))
+        played.happened(AttemptStarted(key, time.time()), TaskReported(key))
+    with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
+        person.see("nav-trials").click()
+        shown = person.see("row-t0")
+
+        def update(number):
+            for key in keys[:3]:
+                event = MetricsStored(key, ((False, f"{number}.5"),))
+                view.loop.call_soon_threadsafe(played.happened, event)
+            if number % 10 == 0:
+                expect(shown).to_contain_text(f"{number}.5")
+
+        for number in range(1, UPDATES // 3):
+            update(number)
+        expect(shown).to_be_visible()
+        before, elements = person.heap_bytes(), person.elements()
+        for number in range(UPDATES // 3, UPDATES + 1):
+            update(number)
+        update(10 * UPDATES)
+        grown = person.heap_bytes() - before
+        assert grown < 2 * 2**20, f"{grown / 2**20:.1f} MB more"
+        assert person.elements() < elements + 50
+
+
+def test_each_chart_is_drawn(browser, stored):
+    with visit(browser, stored.link()) as person:
+        person.see("nav-trials").click()
+        for tab in ("metric", "parallel", "duration", "importance"):
+            person.see(f"tab-{tab}").click()
+            expect(person.page.locator(f"{CHART} >> visible=true").first).to_be_visible()
+        person.screenshot("importance-light")
+
+
+# ---- who looks, and how
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_page_is_for_everybody(browser, stored, theme):
+    with visit(browser, stored.link(), color_scheme=theme) as person:
+        faults = []
+        # In another theme nothing is different but the colours.
+        rules = ("color-contrast",) if theme == "dark" else ()
+        for name, path in [
+            ("overview", "/oview"),
+            ("trials", "/detail"),
+            ("trial", "/detail#trial=00000"),
+            ("experiments", "/experiment"),
+            ("jobs", "/jobs"),
+        ]:
+            person.page.goto("about:blank")
+            person.go(stored.origin + path)
+            if name in ("overview", "trials", "trial"):
+                expect(person.page.locator(CHART).first).to_be_visible()
+            if name == "trial":
+                expect(person.see("log")).to_contain_text("the last line")
+            if name == "experiments":
+                expect(person.see("experiments")).to_contain_text("TESTEXPT")
+            if name == "jobs":
+                expect(person.see("jobs")).to_be_visible()
+            person.screenshot(f"{name}-{theme}")
+            faults += [f"{name}: {fault}" for fault in person.faults_for_assistive_technology(rules)]
+        assert faults == []
+
+
+def test_a_narrow_screen_shows_all_without_a_scroll_to_the_side(browser, stored):
+    with visit(browser, stored.link(), viewport={"width": 390, "height": 800}) as person:
+        for name, path in [("overview", "/oview"), ("trials", "/detail"), ("jobs", "/jobs")]:
+            person.go(stored.origin + path)
+            person.screenshot(f"{name}-narrow")
+            width = person.evaluate("document.documentElement.scrollWidth")
+            assert width <= 390, name
+
+
+def test_the_page_is_used_with_the_keyboard_alone(browser, stored):
+    with visit(browser, stored.link()) as person:
+        person.go(f"{stored.origin}/oview")
+        seen = []
+        for _ in range(30):
+            person.page.keyboard.press("Tab")
+            seen.append(person.evaluate("document.activeElement.getAttribute('data-test')"))
+            if seen[-1] == "nav-trials":
+                break
+        assert "nav-trials" in seen
+        person.page.keyboard.press("Enter")
+        expect(person.see("table")).to_be_visible()

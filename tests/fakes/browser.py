@@ -1,0 +1,132 @@
+"""Debian's Chromium, driven as a person would, and what a page in it did that it should not."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, CDPSession, Locator, Page, expect, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+# As root there is no sandbox to be had, and what Chromium asks the network for by itself would be refused.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+# A machine under load gets some patience.
+WITHIN_MS = 45_000
+SCREENSHOTS = Path(os.environ.get("PAGE_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: chromium)")
+expect.set_options(timeout=WITHIN_MS)
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """One browser, with nobody's profile."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """A person at the page of one experiment, who has not been there before."""
+
+    def __init__(self, browser: Browser, **options: Any) -> None:
+        """`options`: those of Playwright's contexts, such as color_scheme and viewport."""
+        self.context: BrowserContext = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, **options}
+        )
+        self.context.set_default_timeout(WITHIN_MS)
+        self.page: Page = self.context.new_page()
+        self.errors: list[str] = []
+        """What scripts of the page did not catch."""
+        self.asked: list[str] = []
+        """Every address that the page asked for."""
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self._cdp: CDPSession = self.context.new_cdp_session(self.page)
+
+    def enter(self, link: str) -> None:
+        """Come by a link, and wait until the experiment is shown."""
+        self.page.goto(link)
+        self.is_ready()
+
+    def go(self, url: str) -> None:
+        """Load another address."""
+        self.page.goto(url)
+        self.is_ready()
+
+    def is_ready(self) -> None:
+        """Wait until there is something to see."""
+        self.page.locator("html[data-ready=true]").wait_for(state="attached")
+
+    def see(self, name: str) -> Locator:
+        """The part of the page of this name."""
+        return self.page.locator(f'[data-test="{name}"]')
+
+    def evaluate(self, expression: str) -> Any:
+        """What the expression comes to in the page, awaited. Not by Playwright, whose way the page's own policy forbids."""
+        answer = self._cdp.send(
+            "Runtime.evaluate", {"expression": expression, "awaitPromise": True, "returnByValue": True}
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def heap_bytes(self) -> int:
+        """What the page's scripts hold when nothing is left to collect."""
+        for _ in range(2):
+            self._cdp.send("HeapProfiler.collectGarbage")
+        return int(self._cdp.send("Runtime.getHeapUsage")["usedSize"])
+
+    def elements(self) -> int:
+        """How many elements the document has."""
+        return int(self.evaluate("document.getElementsByTagName('*').length"))
+
+    def faults_for_assistive_technology(self, rules: Sequence[str] = ()) -> list[str]:
+        """What axe-core finds that is serious, by all of its rules or by these: one line each."""
+        import axe_playwright_python
+
+        self.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text())
+        options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+        run = f"axe.run(document, {json.dumps(options)})"
+        found = json.loads(self.evaluate(f"{run}.then((found) => JSON.stringify(found.violations))"))
+        return [
+            f"{each['impact']}: {each['id']}: {each['help']}: {node['html'][:200]}"
+            for each in found
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"]
+        ]
+
+    def screenshot(self, name: str) -> None:
+        """Keep what is to be seen."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+
+
+@contextlib.contextmanager
+def visit(browser: Browser, link: str, **options: Any) -> Iterator[Visit]:
+    """A person who has come by a link."""
+    visiting = Visit(browser, **options)
+    try:
+        visiting.enter(link)
+        yield visiting
+    finally:
+        visiting.context.close()
+    assert visiting.errors == []
+    origin = link.partition("/enter")[0]
+    assert [url for url in visiting.asked if not url.startswith((origin, "data:", "blob:"))] == []

@@ -1,0 +1,129 @@
+"""What the page is told of an experiment's configuration, its jobs and its storage."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from made_experiment import Played, made_experiment
+
+from nni_manager.config.model import HIDDEN, PaiConfig
+from nni_manager.domain.events import ParametersSuggested
+from nni_manager.domain.telling import telling_line
+from nni_manager.engine.picture import KeeperSeen
+from nni_manager.engine.views import configuration_view, jobs_view
+from nni_manager.store.store import SeenJob
+from nni_manager.web import api
+from nni_manager.web.api import API_ROOT, Api
+from nni_manager.web.entrance import Entrance
+
+
+@pytest.fixture
+def played(tmp_path):
+    return Played(
+        made_experiment(
+            tmp_path, 0, tuner={"builtinTunerName": "TPE", "classArgs": {"constant_liar_type": "min"}}
+        ).folder
+    )
+
+
+@contextlib.asynccontextmanager
+async def asked(served):
+    entrance = Entrance(b"secret", "TESTEXPT", served.folder.ended_sessions)
+    app = Api(served, "127.0.0.1", 1, entrance, lambda: None).app()
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app),
+        base_url=f"http://127.0.0.1{API_ROOT}",
+        headers={"Authorization": f"Bearer {entrance.token}"},
+        trust_env=False,
+    ) as client:
+        yield client
+
+
+def test_the_configuration_is_readable_and_holds_no_login(played):
+    config = dataclasses.replace(
+        played.picture().config,
+        pai=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
+                      None, Path("/home/ada/job.yml"), "secrets: {key: the-secret}"),
+    )  # fmt: skip
+    shown = configuration_view(config)
+    for secret in ("the-token", "the-password", "the-secret"):
+        assert secret in config.to_json()
+        assert secret not in json.dumps(shown)
+    document = yaml.safe_load(shown["text"])
+    assert document["trialConcurrency"] == 2
+    assert document["pai"]["user"] == "ada"
+    assert document["pai"]["token"] == HIDDEN
+    assert document["tuner"]["classArgs"] == {"constant_liar_type": "min"}
+    assert shown["searchSpace"] == {"x": {"_type": "uniform", "_value": [0, 1]}}
+
+
+def test_a_job_is_told_with_its_keepers_its_link_and_its_last_trials(played):
+    picture = dataclasses.replace(
+        played.picture(),
+        keepers_of=lambda job_id: [KeeperSeen("main-0", "0.6.0")] if job_id == "env-1" else [],
+        link_of=lambda job_id: f"https://pai.example/{job_id}",
+    )
+    shown = jobs_view(picture, [SeenJob("env-1", 2.0, None), SeenJob("env-0", 1.0, 1.5)])
+    assert [job["link"] for job in shown] == ["https://pai.example/env-1", "https://pai.example/env-0"]
+    assert shown[0]["keepers"] == [{"task": "main-0", "version": "0.6.0"}]
+    assert (shown[1]["state"], shown[1]["created"], shown[1]["ended"]) == ("ended", 1000, 1500)
+    of_a_view = jobs_view(dataclasses.replace(picture, is_view=True), [SeenJob("env-1", 2.0, None)])
+    assert of_a_view[0]["state"] == "unknown"
+
+
+def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
+    monkeypatch.setattr(api, "STORAGE_WITHIN_S", 0.2)
+    there = threading.Event()
+    monkeypatch.setattr(api, "attempts_of", lambda *_: there.wait(60) and [])
+    played.happened(ParametersSuggested("t0", 0, {"x": 1}, {}, 1.0))
+
+    async def ask():
+        async with asked(played) as client:
+            hanging = await client.get("/trial-jobs/t0/attempts")
+            assert hanging.status_code == 503
+            assert hanging.json()["error"] == (
+                "cannot read what the trial wrote: no answer within 0 s; see to the shared storage, or try again"
+            )
+            assert (await client.get("/summary")).status_code == 200
+            there.set()
+            assert (await client.get("/trial-jobs/t0/attempts")).json() == []
+
+    asyncio.run(ask())
+
+
+def test_importance_is_evaluated_once_for_the_same_results(played, monkeypatch):
+    evaluated = []
+    importance_of = api.importance_of
+    monkeypatch.setattr(
+        api,
+        "importance_of",
+        lambda *given, **more: evaluated.append(given[1]) or importance_of(*given, **more),
+    )
+
+    async def ask():
+        async with asked(played) as client:
+            answers = await asyncio.gather(*(client.get("/importance") for _ in range(3)))
+            assert all(answer.json()["why"].startswith("0 trials have") for answer in answers)
+            await client.get("/importance?metric=loss")
+
+    asyncio.run(ask())
+    assert evaluated == ["default", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "line"),
+    [
+        ("non-zero exit", "Traceback:\n  x\nValueError: y\n", "ValueError: y"),
+        ("job lost", "the cluster lost it\nlast words", "the cluster lost it"),
+        ("", "", ""),
+        ("signal", " \n ", ""),
+    ],
+)
+def test_of_a_message_the_line_that_says_most_is_shown(reason, message, line):
+    assert telling_line(reason, message) == line
