@@ -6,6 +6,7 @@ of what a manager would otherwise import.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.model import (
+    MOUNT,
     AzureStorage,
     ClaimStorage,
     ExperimentConfig,
@@ -24,13 +26,14 @@ from nni_manager.config.model import (
     NfsStorage,
     PaiConfig,
 )
-from nni_manager.errors import Bug, UserMistake
+from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
 from trial_keeper.wire.workspace import Workspace
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.service import Service
+    from nni_manager.training_services.kubernetes.azure_share import AzureShare
     from nni_manager.training_services.kubernetes.operator import Operator
     from nni_manager.training_services.openpai.job import JobTemplate
     from nni_manager.training_services.openpai.protocol import Storage
@@ -95,8 +98,6 @@ def checkpoints_of(config: ExperimentConfig, folder: ExperimentFolder) -> Path:
         if config.pai is not None or config.kubernetes is not None:
             checkpoints.chmod(OPEN_TO_ALL)  # for the users that containers run as
     if config.kubernetes is not None:
-        from nni_manager.training_services.kubernetes.render import MOUNT
-
         return Workspace(Path(MOUNT) / folder.experiment_id).checkpoints
     if config.pai is None or (config.pai.is_local and not mounts_work()):
         return folder.workspace.checkpoints.resolve()
@@ -216,7 +217,10 @@ def _on_kubernetes(
                 f"cannot read privateRegistryAuthPath {path}: {error}; log in to the registry again with `docker login`"
             ) from error
     cluster, operator = Kubernetes(), operator_of(kubernetes)
-    return lambda on_job_ended: KubernetesService(cluster, operator, folder.workspace, on_job_ended, logins)
+    share = share_of(config, folder.workspace)
+    return lambda on_job_ended: KubernetesService(
+        cluster, operator, folder.workspace, on_job_ended, logins, share
+    )
 
 
 def operator_of(kubernetes: KubernetesConfig) -> Operator:
@@ -239,27 +243,16 @@ def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
     kubernetes = config.kubernetes
     if kubernetes is None:
         return
-    name = config.config_path.name
-    if kubernetes.template is not None:
-        raise UserMistake(
-            f"cannot run {name} with configPath: the file is right, and this version makes jobs of trial.taskRoles only; "
-            "describe the roles there"
-        )
     match kubernetes.storage:
-        case AzureStorage():
-            raise UserMistake(
-                f"cannot run {name} with azureStorage: the file is right, and this version gives containers NFS exports and "
-                "claims only; write storage: nfs or storage: pvc"
-            )
         case ClaimStorage(path, None):
             raise UserMistake(
-                f"cannot run {name} with pvc alone: containers mount the claim by its name; write it beside the path, e.g. "
-                f"pvc: {{path: {path}, name: nni}}"
+                f"cannot run {config.config_path.name} with pvc alone: containers mount the claim by its name; write it "
+                f"beside the path, e.g. pvc: {{path: {path}, name: nni}}"
             )
 
 
 def storage_here(config: ExperimentConfig) -> Path | None:
-    """Where this machine has the storage that it shares with jobs; None when those run here.
+    """Where this machine has the storage that it shares with jobs; None when those run here, or it has a share in its place.
 
     Raises:
         NotMounted: it has it nowhere.
@@ -276,7 +269,42 @@ def storage_here(config: ExperimentConfig) -> Path | None:
         case ClaimStorage(path):
             return path
         case AzureStorage():
-            raise Bug("cannot say where an Azure share is: nobody refused it in time; please report it")
+            return None
+
+
+def share_of(
+    config: ExperimentConfig, workspace: Workspace, patience: Patience | None = None
+) -> AzureShare | None:
+    """The share that the experiment's jobs mount and this machine does not; None where there is none.
+
+    Raises:
+        AzureMissing, KeyUnreadable, VaultAway: it cannot be used.
+    """
+    if config.kubernetes is None or not isinstance(config.kubernetes.storage, AzureStorage):
+        return None
+    try:
+        from nni_manager.training_services.kubernetes.azure_share import AzureShare
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("azure"):
+            raise
+        from nni_manager.training_services.kubernetes.errors import AzureMissing
+
+        raise AzureMissing from error
+    return AzureShare(config.kubernetes.storage, workspace.root, patience)
+
+
+def remove_from_share(config: ExperimentConfig, workspace: Workspace) -> str:
+    """Remove what lies on the experiment's share, if it has one; why that was not possible, else empty."""
+    from nni_manager.training_services.patience import Patience
+
+    try:
+        share = share_of(config, workspace, Patience(tries=2))
+        if share is not None:
+            with contextlib.closing(share):
+                share.remove(workspace.root)
+    except NniManagerError as error:
+        return f"{error}. Its folder {workspace.root.name} stays there: remove it in Azure's portal"
+    return ""
 
 
 def address_for_keepers(config: ExperimentConfig) -> str:

@@ -21,8 +21,8 @@ from table import Row, render
 from nni_manager.training_services.kubernetes import api
 
 JOBS, FEW = 200, 20
-REST_S = 60.0
-# Six times as often as in earnest, so that some fall into the time in which is counted.
+REST_S = 40.0
+# Six times as often as in earnest, so that two of each kind fall into the time in which is counted.
 WATCHES_EVERY_S = 20
 LONGEST_WAIT_S = 300.0
 

@@ -409,7 +409,19 @@ def _go_on_with_task(store, task, pod):
 
 
 def _decide(framework, role, task):
-    """Whether this task's end is that of the attempt."""
+    """Whether this task's end is that of the attempt, or there are no others any more."""
+    tasks = list(_tasks(framework))
+    if _reaches_policy(framework, role, task) or any(each["state"] != "Completed" for _, _, each in tasks):
+        return
+    # Of several that ended at once, another one may be who decides.
+    if not any(_reaches_policy(framework, name, each) for name, _, each in tasks):
+        message = "All Tasks are completed and no user specified conditions have ever been triggered"
+        _complete(
+            framework["status"], _completion(0, "", "", "Succeeded") | {"trigger": {"message": message}}
+        )
+
+
+def _reaches_policy(framework, role, task):
     mine = [each for name, _, each in _tasks(framework) if name is role and each["state"] == "Completed"]
     codes = [each["attemptStatus"]["completionStatus"]["code"] for each in mine]
     policy = role["frameworkAttemptCompletionPolicy"]
@@ -424,12 +436,8 @@ def _decide(framework, role, task):
             _complete(
                 framework["status"], {key: told[key] for key in told if key != "pod"} | {"trigger": trigger}
             )
-            return
-    if all(each["state"] == "Completed" for _, _, each in _tasks(framework)):
-        message = "All Tasks are completed and no user specified conditions have ever been triggered"
-        _complete(
-            framework["status"], _completion(0, "", "", "Succeeded") | {"trigger": {"message": message}}
-        )
+            return True
+    return False
 
 
 def _complete(status, completion):

@@ -36,13 +36,13 @@ class Waiting(Exception):
 
 
 class Kubelet:
-    """`exports`: an NFS export ("server:/path") or the name of a claim, and the folder that it is here.
+    """`exports`: an NFS export ("server:/path"), a claim's name, or account, share and key of Azure; each with a folder.
 
     `runs`: the way in which a pod is run, a Pod or one of its kinds.
     """
 
     def __init__(self, store, folder, exports, runs=None):
-        self._store, self._folder, self._exports = store, Path(folder), exports
+        self._store, self._folder, self.exports = store, Path(folder), exports
         self._runs = runs or Pod
         self.missing_images: set[str] = set()
         self.is_full = self.is_lost = False
@@ -235,16 +235,34 @@ class Kubelet:
                 found[name] = self._folder / f"{meta['uid']}-{name}"
                 found[name].mkdir(exist_ok=True)
                 continue
+            if "azureFile" in volume:
+                found[name] = self._azure_share(meta["namespace"], name, volume["azureFile"])
+                continue
             if "nfs" in volume:
                 source = f"{volume['nfs']['server']}:{volume['nfs']['path']}"
             else:
                 source = volume["persistentVolumeClaim"]["claimName"]
-            if source not in self._exports:
+            if source not in self.exports:
                 text = f'MountVolume.SetUp failed for volume "{name}" : mount failed: exit status 32: {source}: no such export'
                 # Its status says nothing of this.
                 raise Waiting("ContainerCreating", "", ("FailedMount", text))
-            found[name] = Path(self._exports[source])
+            found[name] = Path(self.exports[source])
         return found
+
+    def _azure_share(self, namespace, name, volume):
+        """The folder that `exports` has under the account, the share and the key that a secret holds."""
+        failed = f'MountVolume.SetUp failed for volume "{name}" : '
+        secret = self._store.find(SECRETS, namespace, volume["secretName"])
+        if secret is None:
+            text = f"{failed}couldn't get secret {namespace}/{volume['secretName']}"
+            raise Waiting("ContainerCreating", "", ("FailedMount", text))
+        keys = ("azurestorageaccountname", "azurestorageaccountkey")
+        account, key = (base64.b64decode(secret["data"][each]).decode() for each in keys)
+        folder = self.exports.get((account, volume["shareName"], key))
+        if folder is None:
+            text = f"{failed}mount failed: exit status 32: mount error(13): Permission denied"
+            raise Waiting("ContainerCreating", "", ("FailedMount", text))
+        return Path(folder)
 
     def environment(self, pod, container):
         """Its variables, with references filled in."""

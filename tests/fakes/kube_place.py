@@ -102,11 +102,12 @@ def surroundings(folder):
 
 
 class Place:
-    """A home with an experiment, and the cluster that it is for. `config` may be changed before `create`."""
+    """A home with an experiment, and the cluster that it is for. `config` and `environ` may be changed before `create`."""
 
     def __init__(self, folder, around, train):
         self.folder, self.around = folder, around
         self.work, self.storage = folder / "work", around.storage_here
+        self.environ = {}
         self.work.mkdir()
         (self.work / "train.py").write_text(train)
         (self.work / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
@@ -148,7 +149,8 @@ class Place:
                 "HOME": str(self.folder),
                 "XDG_STATE_HOME": str(self.folder / "state"),
                 "KUBECONFIG": str(self.around.kubeconfig),
-            },
+            }
+            | self.environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -6,10 +6,12 @@ The real client and the real service on a cluster of our own; a keeper here is a
 import contextlib
 from dataclasses import replace
 
+import kube_definitions as definitions
 import pytest
 from kube_controllers import FRAMEWORKS
+from kube_operators import RUNTIMES, STEPS
 from kube_site import NAME, WITHIN_S, a_site, run
-from kube_store import CONFIG_MAPS, NAMESPACES, PODS, SECRETS
+from kube_store import CONFIG_MAPS, DEFINITIONS, NAMESPACES, PODS, QUOTAS, SECRETS
 from real_experiment import until
 
 pytest.importorskip("kubernetes")
@@ -229,6 +231,43 @@ def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can_or_it
             end(site, "trial1")
             assert (await site.has_ended(2)).exit_code == 0
             await gone(site)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("word", "version", "said"),
+    [
+        ("job", "v1", "FailedCreate: "),
+        ("tf-operator", "v1", "FailedCreatePod: "),
+        ("trainjob", "v1alpha1", "FailedCreate: "),
+    ],
+)
+def test_a_quota_that_is_full_is_what_a_job_without_pods_waits_for(site, word, version, said):
+    for each in definitions.OF_KUBEFLOW:
+        site.store.create(DEFINITIONS, "", each)
+    site.store.create(RUNTIMES, "", definitions.TORCH_DISTRIBUTED)
+    site.config = replace(site.config, operator=word, api_version=version, runtime="torch-distributed")
+    quota = {"metadata": {"name": "of-the-team"}, "spec": {"hard": {"pods": "1"}}}
+    site.store.create(QUOTAS, "default", quota)
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings("trial1"))
+            await until(lambda: site.store.count(PODS) == 1, "the first has a pod", WITHIN_S)
+            await service.submit(site.settings("trial2"))
+            await until(lambda: service.why_it_waits("trial2"), "the second waits", WITHIN_S)
+            why = service.why_it_waits("trial2")
+            assert why.startswith(f'{said}Error creating: pods "nni-exp-expt-trial-trial2-')
+            assert "is forbidden: exceeded quota: of-the-team, requested: pods=1, used: pods=1" in why
+            await until(lambda: why in service.problem, "and the first runs", WITHIN_S)
+            end(site, "trial1")
+            end(site, "trial2", 7)
+            await site.has_ended(2)
+            assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 0, "trial2": 7}
+            of_jobs = [kind for kind in site.store.kinds.values() if (kind.group, kind.plural) in STEPS]
+            kinds = [*of_jobs, SECRETS, PODS]
+            await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", WITHIN_S)
 
     run(work())
 

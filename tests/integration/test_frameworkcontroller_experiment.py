@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from azure_here import ACCOUNT, SECRET, SHARE, VAULT, Azure, new_key
 from kube_place import Place, output_of, surroundings, trials_of
 from kube_store import ACCOUNTS
 from real_experiment import wait_until
@@ -102,3 +103,49 @@ def test_what_the_cluster_lacks_is_said_at_once_and_nothing_is_made(place):
         assert words in done.stderr
     assert not (place.folder / "experiments").exists()
     assert list(place.storage.iterdir()) == []
+
+
+@pytest.fixture
+def azure(place):
+    pytest.importorskip("azure.storage.fileshare")
+    with Azure(place.folder / "azure") as azure:
+        place.environ = azure.environ
+        place.cluster.node.exports[ACCOUNT, SHARE, azure.key] = azure.share
+        place.storage = azure.share
+        section = place.config["frameworkcontrollerConfig"]
+        section |= {
+            "storage": "azureStorage",
+            "azureStorage": {"accountName": ACCOUNT, "azureShare": SHARE},
+            "keyVault": {"vaultName": VAULT, "name": SECRET},
+        }
+        del section["pvc"]
+        yield azure
+
+
+def test_on_azure_files_the_pods_find_all_on_the_share_and_the_key_is_gone_with_the_jobs(place, azure):
+    done = place.create("--foreground")
+    assert done.returncode == 0, done.stderr
+    workspace = place.workspace(done)
+    trials = trials_of(workspace)
+    assert len(trials) == 3
+    for trial in trials:
+        assert output_of(workspace, trial).startswith(f"in nniexp{workspace.root.name}trial{trial}".lower())
+    wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left", 60)
+    assert place.cluster.api.counted()["create", "secrets"] == 6
+    here = place.folder / "experiments" / workspace.root.name
+    assert not list(here.glob("trials/*/attempts/*")), "what trials write is on the share alone"
+    for path in [*here.rglob("*"), *workspace.root.rglob("*")]:
+        assert not path.is_file() or azure.key.encode() not in path.read_bytes(), path
+    log = place.nnictl("log", "trial", workspace.root.name, "--trial-id", trials[0])
+    assert log.returncode == 0, log.stderr
+
+
+def test_what_azure_lacks_is_said_beside_what_the_cluster_lacks(place, azure):
+    azure.key = new_key("not the vault's")
+    place.cluster.api.denied.add(("create", "secrets"))
+    done = place.create()
+    assert done.returncode == 1
+    assert "this login may not create secrets in namespace default" in done.stderr
+    assert "put the account's key of today into the vault" in done.stderr
+    assert not (place.folder / "experiments").exists()
+    assert azure.writes() == []

@@ -15,9 +15,11 @@ from real_experiment import a_manager_here, until
 pytest.importorskip("kubernetes")
 
 from nni_manager.client.watch import trial_cells
+from nni_manager.config.document import Document
+from nni_manager.config.framework_template import read_template
 from nni_manager.config.model import KubernetesConfig, NfsStorage
 from nni_manager.engine.views import trial_view
-from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.errors import TryAgain
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes.api import Kubernetes
@@ -219,36 +221,69 @@ def test_a_submission_that_was_lost_on_its_way_back_is_taken_up(site):
 
 
 class OtherStorage(SharedStorage):
-    """One that this machine does not have, with a key of its own."""
-
-    def __init__(self):
-        self.is_away = True
+    """One that has a key of its own."""
 
     def secrets(self):
         return (SecretContent("-key", "Opaque", {"key": "c0a1"}),)
 
-    def hand_over(self, settings):
-        if self.is_away:
-            raise UserMistake("cannot bring the code there; try later")
 
-
-def test_what_jobs_read_is_brought_to_their_storage_before_there_is_a_job(site):
+def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_made_when_all_else_is(site):
     site.storage = OtherStorage()
 
     async def work():
         async with site.manager() as service:
-            with pytest.raises(TryAgain, match="cannot bring the code there"):
-                await service.submit(site.settings())
-            assert not site.store.list(FRAMEWORKS)
-            site.storage.is_away = False
             await service.submit(site.settings())
             (framework,) = site.store.list(FRAMEWORKS)
-            secrets = {each["metadata"]["name"]: each for each in site.store.list(SECRETS)}
-            assert set(secrets) == {NAME, f"{NAME}-key"}
-            (owner,) = secrets[f"{NAME}-key"]["metadata"]["ownerReferences"]
+            secrets = site.store.list(SECRETS)
+            secrets.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
+            assert [each["metadata"]["name"] for each in secrets] == [f"{NAME}-key", NAME]
+            (owner,) = secrets[0]["metadata"]["ownerReferences"]
             assert owner["uid"] == framework["metadata"]["uid"]
 
     run(work())
+
+
+def test_a_job_of_a_users_own_framework_runs_its_commands_with_the_users_volumes(site, tmp_path):
+    def role(name, *command):
+        container = {
+            "name": "mine",
+            "image": "me/train:1",
+            "command": ["sh", "-c"],
+            "args": ["; ".join(command)],
+            "env": [{"name": "WORD", "value": "mine"}],
+            "volumeMounts": [{"name": "own", "mountPath": "/own"}],
+        }
+        spec = {"containers": [container], "volumes": [{"name": "own", "emptyDir": {}}]}
+        return {"name": name, "taskNumber": 1, "task": {"pod": {"spec": spec}}}
+
+    own = {
+        "apiVersion": "frameworkcontroller.microsoft.com/v1",
+        "kind": "Framework",
+        "spec": {
+            "taskRoles": [
+                role("ps", "exit 0"),
+                role(
+                    "worker",
+                    'echo "$(WORD) $FB_PS_IPS" > /own/word',
+                    "cp /own/word /tmp/mount/EXPT/said",
+                    "exit 3",
+                ),
+            ]
+        },
+    }
+    template = read_template(Document("framework.yml", own, None), None)
+    site.config = replace(site.config, roles=template.roles, template_text=template.text)
+    site.runs('exec bash -c "$TRIAL_KEEPER_COMMAND"')
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            ended = await site.has_ended()
+            assert ended.exit_code == 3
+            await until(site.is_clean, "nothing is left", WITHIN_S)
+
+    run(work())
+    assert (tmp_path / "EXPT" / "said").read_text() == "mine 127.0.0.1\n"
 
 
 def test_two_jobs_whose_frameworks_would_have_one_name_do_not_mix(site):

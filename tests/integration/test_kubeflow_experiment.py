@@ -2,9 +2,10 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kube_operators import LOCAL_QUEUES, QUEUE
+from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, QUEUE
 from kube_place import Place, output_of, surroundings, trials_of
 from real_experiment import wait_until
 
@@ -21,6 +22,18 @@ x = nni_sdk.get_next_parameter()["x"]
 if os.environ.get("JOB_COMPLETION_INDEX", "0") == "0":
     nni_sdk.report_intermediate_result(x / 2)
     nni_sdk.report_final_result(x)
+"""
+KILLED_ONCE = """\
+import pathlib, time
+import nni_sdk
+ready = pathlib.Path({ready!r})
+nni_sdk.get_next_parameter()
+if ready.exists():
+    nni_sdk.report_final_result(2)
+else:
+    nni_sdk.report_intermediate_result(1)
+    ready.touch()
+    time.sleep(100)
 """
 # It ends when it is told to, and no sooner.
 SERVE = """trap 'exit 0' TERM; echo "$TF_CONFIG"; while :; do sleep 0.1; done"""
@@ -126,3 +139,28 @@ def test_each_task_of_a_plain_job_knows_its_number_and_all_of_them_are_waited_fo
     assert done.jobs_made(jobs) == 2
     made = [entry.after for entry in place.cluster.store.history if entry.kind.plural == "jobs"]
     assert {each["metadata"]["labels"][QUEUE] for each in made} == {"team"}
+
+
+def test_a_replica_that_its_operator_restarts_is_a_new_attempt_of_the_trial(place):
+    """Which no job of ours asks for; a cluster's own rules may."""
+    store, ready = place.cluster.store, place.folder / "ready"
+    (place.work / "train.py").write_text(KILLED_ONCE.format(ready=str(ready)))
+    place.config |= {"maxTrialNum": 1, "trialConcurrency": 1}
+    Runs(place, "pytorch-operator", master={"command": "python3 train.py"})
+    with ThreadPoolExecutor(1) as elsewhere:
+        ends = elsewhere.submit(place.create, "--foreground")
+        wait_until(lambda: ready.exists() or ends.done(), "the first attempt runs", 60)
+        (job,) = store.list(PYTORCH_JOBS)
+        name = job["metadata"]["name"]
+        store.change(
+            *(PYTORCH_JOBS, "default", name),
+            lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
+        )
+        place.cluster.node.kill("default", f"{name}-master-0")
+        done = ends.result()
+    assert done.returncode == 0, done.stderr
+    workspace = place.workspace(done)
+    (trial,) = trials_of(workspace)
+    attempts = workspace.trials / trial / "attempts"
+    assert sorted(path.name for path in attempts.iterdir()) == ["0", "1"]
+    assert re.search(rf"{trial} +2 ", done.stdout), "the result is that of the attempt that ended"

@@ -104,12 +104,13 @@ def test_a_job_that_fails_brings_its_exit_code_and_its_last_words(site, word):
 def test_a_stopped_job_is_asked_to_end_and_a_deleted_one_is_lost(site, word):
     site.config, kind = CONFIGS[word], KINDS[word]
     tasks = len(site.config.roles)
-    site.runs("trap 'exit 9' TERM; sleep 100 & wait")
+    site.runs("trap 'exit 9' TERM; touch $TRIAL_KEEPER_WORKSPACE/$POD_NAME; sleep 100 & wait")
 
     async def work():
         async with site.manager() as service:
             await service.submit(site.settings())
             name, *_ = await until_pods_run(site, tasks)
+            await until((site.folder / "EXPT" / name).exists, "it will hear", WITHIN_S)
             (process,) = site.cluster.node.processes("default", name)
             assert await service.stop("trial1")
             end = await site.has_ended()
@@ -240,6 +241,28 @@ def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, la
     site.cluster.api.denied.add(("create", KINDS[config.operator].plural))
     with pytest.raises(ClusterLacks, match=f"may not create {KINDS[config.operator].plural}"):
         check(kubernetes, needs_of(operator_of(CONFIGS[config.operator]), "default"))
+    kubernetes.close()
+
+
+def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_it(site):
+    site.store.delete(DEFINITIONS, "", "pytorchjobs.kubeflow.org")
+    site.store.create(DEFINITIONS, "", definitions.pytorch_job("v1beta2"))
+    master = replace(WORKER, name="master")
+    site.config = replace(CONFIGS["pytorch-operator"], roles=(master,), api_version="v1beta2")
+    site.runs("true")
+
+    async def work():
+        check(kubernetes, needs_of(operator_of(site.config), "default"))
+        async with site.manager() as service:
+            await service.submit(site.settings())
+            assert (await site.has_ended()).exit_code == 0
+        made = {
+            entry.after["apiVersion"] for entry in site.store.history if entry.kind.plural == "pytorchjobs"
+        }
+        assert made == {"kubeflow.org/v1beta2"}
+
+    kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
+    run(work())
     kubernetes.close()
 
 

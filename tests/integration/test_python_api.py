@@ -162,17 +162,6 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
     assert left_in(place) == []
 
 
-LAST_LINES = {
-    "Ctrl-C": "print('run is', experiment.run('auto'), experiment.get_status())",
-    "kill -9": "experiment.run('auto')",
-    # What is forked of it ends first, and that counts for nothing.
-    "the end of Python": "experiment.start('auto')\n"
-    "import os, sys\n"
-    "if os.fork() == 0: sys.exit()\n"
-    "os.wait(); print('after fork', experiment.get_status()); input()",
-}
-
-
 @pytest.fixture
 def started(place):
     """Starts a script that ends with what is given; its stdin and stdout are pipes."""
@@ -204,48 +193,55 @@ def read_until(script, mark):
     return text
 
 
-def the_experiment():
-    (folder,) = Registry.of_user().all()
-    return look(folder)
+def known():
+    return [look(folder) for folder in Registry.of_user().all()]
 
 
-def is_stopped():
-    known = the_experiment()
-    return known.manager is None and known.status()["status"] == "STOPPED"
-
-
-@pytest.mark.parametrize("how", LAST_LINES)
-def test_whatever_ends_the_program_nothing_is_left(place, started, how):
+def test_ctrl_c_stops_the_experiment_and_the_program_goes_on(place, started):
     (place / "train.py").write_text(ENDLESS)
-    script = started(LAST_LINES[how])
-    if how == "the end of Python":
-        assert "after fork RUNNING\n" in read_until(script, "after fork")
-        out, err = script.communicate("\n", timeout=60)
-    else:
-        read_until(script, "1 running")
-        script.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
-        out, err = script.communicate(timeout=60)
-    if how == "Ctrl-C":
-        assert f"WARNING: Ctrl-C: experiment {the_experiment().experiment_id} is stopped\n" in err
-        assert out.endswith("run is None STOPPED\n")
-    if how == "kill -9":
-        wait_until(is_stopped, "the manager has stopped the experiment by itself")
-        assert (
-            "stops, as the program that wanted it has ended"
-            in the_experiment().folder.manager_log.read_text()
-        )
-    else:
-        assert script.returncode == 0, err
-    assert is_stopped()
+    script = started("print('run is', experiment.run('auto'), experiment.get_status())")
+    read_until(script, "1 running")
+    script.send_signal(signal.SIGINT)
+    out, err = script.communicate(timeout=60)
+    assert (script.returncode, out.splitlines()[-1]) == (0, "run is None STOPPED"), err
+    assert err == f"WARNING: Ctrl-C: experiment {known()[0].experiment_id} is stopped\n"
     assert left_in(place) == []
 
 
-def test_a_detached_experiment_goes_on_until_somebody_stops_it(place, started):
+def test_the_end_of_python_stops_the_experiment_and_that_of_what_was_forked_does_not(place, started):
     (place / "train.py").write_text(ENDLESS)
-    script = started("experiment.start('auto', run_mode=RunMode.Detach)")
-    assert script.communicate(timeout=60)[1] == ""
-    port = the_experiment().manager.port
-    with Experiment.connect(port) as experiment:
-        assert experiment.get_status() == "RUNNING"
-    experiment.stop()
+    script = started(
+        "experiment.start('auto')\n"
+        "import os, sys\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "os.wait(); print('after fork', experiment.get_status()); input()"
+    )
+    assert "after fork RUNNING\n" in read_until(script, "after fork")
+    _, err = script.communicate("\n", timeout=60)
+    assert (script.returncode, err) == (0, "")
+    assert known()[0].status()["status"] == "STOPPED"
+    assert left_in(place) == []
+
+
+def test_kill_9_stops_the_experiment_and_not_a_detached_one(place, started):
+    (place / "train.py").write_text(ENDLESS)
+    script = started(
+        "experiment.start('auto', run_mode=RunMode.Detach)\n"
+        "tied = Experiment(experiment.config)\n"
+        "tied.start('auto'); print('tied is', tied.id); input()"
+    )
+    tied_id = read_until(script, "tied is ").split()[-1]
+    script.kill()
+    script.wait()
+
+    def tied_has_ended():
+        tied = next(each for each in known() if each.experiment_id == tied_id)
+        return tied.manager is None and tied.status()["status"] == "STOPPED" and tied
+
+    tied = wait_until(tied_has_ended, "the manager has stopped the experiment by itself")
+    assert "stops, as the program that wanted it has ended" in tied.folder.manager_log.read_text()
+    (port,) = [each.manager.port for each in known() if each.manager is not None]
+    with Experiment.connect(port) as detached:
+        assert detached.get_status() == "RUNNING"
+    detached.stop()
     assert left_in(place) == []

@@ -73,6 +73,8 @@ test("a log that grew by more than the window is seen at its end again", () => {
 test("a log that became shorter is another one", () => {
   const log = new LogWindow();
   log.accept(served("of the first attempt\n")(log.following()));
-  log.accept(served("new\n")(LogWindow.first()));
+  log.accept(served("new\n")(log.following()));
+  assert.equal(log.text(), "");
+  log.accept(served("new\n")(log.following()));
   assert.equal(log.text(), "new\n");
 });

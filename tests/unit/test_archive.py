@@ -182,6 +182,18 @@ def test_an_experiment_on_kubernetes_is_loaded_where_its_containers_look(saved, 
     assert loaded.storage.path == there / "storage"
 
 
+def test_an_experiment_on_an_export_that_is_not_mounted_here_is_not_loaded(saved, move, capsys):
+    storage = ["NfsStorage", {"server": "nas.example", "path": "/nni"}]
+    kubernetes = {"operator": "frameworkcontroller", "storage": storage, "roles": [], "template": None}
+    path = saved(training_service="frameworkcontroller", kubernetes=kubernetes)
+    there = move("there")
+    assert main.run(["experiment", "load", "-p", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert "nas.example:/nni" in err
+    assert "mount" in err
+    assert list((there / "nni-experiments").iterdir()) == []
+
+
 def test_code_that_was_not_saved_has_to_be_there(saved, move, capsys, here):
     path = saved()
     (here / "code").rename(here / "moved")

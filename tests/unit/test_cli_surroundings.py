@@ -10,7 +10,8 @@ import sys
 import pytest
 from made_experiment import served_view
 
-from nni_manager.cli import banner, main, tensorboard, webui
+from nni_manager.cli import banner, main, tensorboard
+from nni_manager.client import links
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
@@ -192,10 +193,10 @@ def test_a_manager_that_does_not_answer_gives_no_link(nnictl, an_experiment):
 
 
 def test_where_a_manager_listens_everywhere_each_address_of_this_machine_is_named():
-    urls = list(webui.urls_of(a_manager("0.0.0.0", certificate_sha256="AB:CD")))
+    urls = list(links.urls_of(a_manager("0.0.0.0", certificate_sha256="AB:CD")))
     assert "https://127.0.0.1:9000" in urls
     assert not any("0.0.0.0" in url for url in urls)
-    assert list(webui.urls_of(a_manager("::1"))) == ["http://[::1]:9000"]
+    assert list(links.urls_of(a_manager("::1"))) == ["http://[::1]:9000"]
 
 
 def test_an_experiment_that_is_not_served_has_no_address(nnictl, an_experiment):

@@ -1,5 +1,6 @@
 """Experiment files for FrameworkController and Kubeflow: what is read from them, and what is said of what cannot be."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,11 @@ def test_two_roles_with_azures_storage_and_a_private_registry():
 def test_a_template_is_kept_with_the_experiment():
     found = kubernetes_of("v1_frameworkcontroller_template")
     assert found.template == FILES / "framework.yml"
-    assert found.template_text == (FILES / "framework.yml").read_text()
-    assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", None), ())
+    assert json.loads(found.template_text) == yaml.safe_load((FILES / "framework.yml").read_text())
+    worker = RoleConfig(
+        "worker", 1, "python3 train.py", "registry.example.com/me/train:1", 0, 0, 0, None, None, 1, -1
+    )
+    assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", None), (worker,))
 
 
 def test_the_second_schema_says_the_same_as_the_first(tmp_path):
@@ -104,9 +108,8 @@ def test_a_template_that_is_no_framework_is_said(mistakes, tmp_path):
         }
 
     (message,) = mistakes("v1_frameworkcontroller_template", name_it)
-    assert (
-        "cannot use frameworkcontrollerConfig.configPath: wrong.yml has no spec.taskRoles; name a Framework"
-        in message
+    assert message == (
+        "cannot use this template: it is no Framework; write apiVersion: frameworkcontroller.microsoft.com/v1 and kind: Framework"
     )
     (message,) = mistakes("v1_frameworkcontroller_template", lambda value: name_it(value, "none.yml"))
     assert (
@@ -153,3 +156,50 @@ def test_a_folder_of_another_role_is_told_to_have_no_effect(tmp_path):
         "trainingService.master.code_directory has no effect: every role runs the code of trialCodeDirectory"
         in config.warnings
     )
+
+
+FRAMEWORK = "apiVersion: frameworkcontroller.microsoft.com/v1\nkind: Framework\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (FRAMEWORK, "cannot use spec: it is not there"),
+        (FRAMEWORK + "spec: {taskRoles: []}", "cannot use spec.taskRoles: it must be a list of roles"),
+        (FRAMEWORK + "spec: {taskRoles: worker}", "cannot use spec.taskRoles: it must be a list of roles"),
+        (FRAMEWORK + "spec: {taskRoles: [worker]}", 'taskRoles[0]: "worker" is not a mapping'),
+        (
+            FRAMEWORK + "spec: {taskRoles: [{name: a, taskNumber: 1, task: {pod: {}}}]}",
+            "cannot use spec.taskRoles[0].task.pod",
+        ),
+        ("[1, 2]", "cannot use this template: it is no Framework"),
+        (FRAMEWORK + "kind: Pod", "cannot use kind: it is in line 2 already"),
+        ("{", "cannot read wrong.yml"),
+    ],
+)
+def test_a_template_of_whatever_form_is_refused_in_words(mistakes, tmp_path, template, told):
+    (tmp_path / "wrong.yml").write_text(template)
+
+    def name_it(value):
+        value["frameworkcontrollerConfig"] |= {
+            "configPath": "wrong.yml",
+            "pvc": {"path": str(FILES / "storage")},
+        }
+
+    assert told in "\n".join(mistakes("v1_frameworkcontroller_template", name_it))
+
+
+def test_a_date_in_a_template_is_to_be_put_in_quotes(mistakes, tmp_path):
+    text = (FILES / "framework.yml").read_text()
+    (tmp_path / "wrong.yml").write_text(
+        text.replace("{name: template}", "{name: template, annotations: {on: 2026-01-01}}")
+    )
+
+    def name_it(value):
+        value["frameworkcontrollerConfig"] |= {
+            "configPath": "wrong.yml",
+            "pvc": {"path": str(FILES / "storage")},
+        }
+
+    (message,) = mistakes("v1_frameworkcontroller_template", name_it)
+    assert message == "cannot use this template: it holds a date or no finite number; put such text in quotes"

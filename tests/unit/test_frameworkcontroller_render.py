@@ -2,18 +2,22 @@
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from kube_definitions import FRAMEWORK
 from kube_kubelet import expanded
 
-from nni_manager.config.model import ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.config.document import read_yaml
+from nni_manager.config.framework_template import read_template
+from nni_manager.config.model import AzureStorage, ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.domain.completion import TaskRole
+from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.frameworkcontroller.render import (
     completion_of,
     framework_name,
@@ -22,10 +26,12 @@ from nni_manager.training_services.frameworkcontroller.render import (
 from nni_manager.training_services.kubernetes.render import (
     as_in_containers,
     job_secrets,
+    labels_of,
     render_run_script,
     render_secrets,
     selector_of,
 )
+from nni_manager.training_services.kubernetes.storage import azure_secret
 from trial_keeper.settings import KeeperSettings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frameworkcontroller"
@@ -43,15 +49,32 @@ TEAM = replace(
     service_account="frameworkbarrier",
 )
 REUSED = replace(SETTINGS, job_id="env-3", trial_id=None)
-CASES = {"one": (ONE, SETTINGS), "team": (TEAM, SETTINGS), "reused": (ONE, REUSED)}
+AZURE = replace(ONE, storage=AzureStorage("mystorage", "nni", "my-vault", "storage-key"))
+_FILE = read_template(read_yaml(GOLDEN / "template.yml"), None)
+TEMPLATE = replace(
+    ONE,
+    roles=_FILE.roles,
+    template=GOLDEN / "template.yml",
+    template_text=_FILE.text,
+    service_account="frameworkbarrier",
+)
+CASES = {
+    "template": (TEMPLATE, SETTINGS),
+    "one": (ONE, SETTINGS),
+    "team": (TEAM, SETTINGS),
+    "reused": (ONE, REUSED),
+    "azure": (AZURE, SETTINGS),
+}
 
 
 def rendered(name):
     config, settings = CASES[name]
     framework = render_framework(config, "team-a", settings)
     made = framework | {"metadata": framework["metadata"] | {"uid": "u-1"}}
-    secrets = render_secrets(made, job_secrets(config, settings.token, {LOGIN: '{"auths": {}}'}))
-    return {"framework": framework, "secrets": secrets}
+    contents = job_secrets(config, settings.token, {LOGIN: '{"auths": {}}'})
+    if config is AZURE:
+        contents.append(azure_secret("mystorage", "a2V5"))
+    return {"framework": framework, "secrets": render_secrets(made, contents)}
 
 
 def pods(framework):
@@ -99,11 +122,24 @@ def test_a_token_is_in_a_secret_that_the_framework_owns_and_nowhere_else():
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Framework", "nniexpexptexpttrialtrial", "u-1")
 
 
+def test_the_key_of_a_share_is_in_a_secret_that_the_framework_owns_and_nowhere_else():
+    made = rendered("azure")
+    assert "a2V5" not in json.dumps(made["framework"])
+    (pod,) = pods(made["framework"])
+    token, key = made["secrets"]
+    assert pod["spec"]["volumes"][0]["azureFile"] == {
+        "secretName": key["metadata"]["name"],
+        "shareName": "nni",
+    }
+    assert key["metadata"]["ownerReferences"] == token["metadata"]["ownerReferences"]
+    assert "a2V5" not in repr(azure_secret("mystorage", "a2V5"))
+
+
 def test_a_registry_login_that_two_roles_share_is_one_secret():
     made = rendered("team")
-    assert [secret["type"] for secret in made["secrets"]] == ["Opaque", "kubernetes.io/dockerconfigjson"]
+    assert [secret["type"] for secret in made["secrets"]] == ["kubernetes.io/dockerconfigjson", "Opaque"]
     names = {pod["spec"]["imagePullSecrets"][0]["name"] for pod in pods(made["framework"])}
-    assert names == {made["secrets"][1]["metadata"]["name"]}
+    assert names == {made["secrets"][0]["metadata"]["name"]}
 
 
 def test_only_tasks_that_have_others_wait_for_them():
@@ -136,6 +172,71 @@ def test_a_command_reaches_the_keeper_as_it_was_written(command):
             known[entry["name"]] = expanded(entry["value"], known)
     known["TRIAL_KEEPER_TOKEN"] = SETTINGS.token
     assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command, role="worker")
+
+
+def test_what_a_template_says_of_its_pods_stays_and_what_jobs_need_is_added():
+    made = rendered("template")["framework"]
+    given = json.loads(TEMPLATE.template_text)
+    assert made["metadata"]["annotations"] == {"owner": "ada"}
+    assert made["spec"]["description"] == "two roles of my own"
+    changed = {"containers", "initContainers", "volumes", "terminationGracePeriodSeconds"}
+    for own, pod in zip(pods(given), pods(made), strict=True):
+        for key in own["spec"].keys() - changed:
+            assert pod["spec"][key] == own["spec"][key]
+        (before,), (container,) = own["spec"]["containers"], pod["spec"]["containers"]
+        for key in before.keys() - {"command", "args", "env", "volumeMounts"}:
+            assert container[key] == before[key]
+        assert pod["metadata"]["labels"].items() >= labels_of("EXPTexpt", "tRiAl").items()
+    server, worker = (pod["spec"] for pod in pods(made))
+    assert [each["name"] for each in server["initContainers"]] == ["frameworkbarrier", "fetch"]
+    assert [pod["terminationGracePeriodSeconds"] for pod in (server, worker)] == [45, 600]
+    assert [pod["serviceAccountName"] for pod in (server, worker)] == ["mine", "frameworkbarrier"]
+    ports = [each["value"] for each in server["containers"][0]["env"] if each["name"] == "FB_SERVER_PORT"]
+    assert ports == ["7000"], "the user's own"
+
+
+def test_a_template_with_a_barrier_of_its_own_keeps_that():
+    template = json.loads(TEMPLATE.template_text)
+    for pod in pods(template):
+        pod["spec"]["initContainers"] = [{"name": "frameworkbarrier", "image": "mine"}]
+    config = replace(TEMPLATE, template_text=json.dumps(template))
+    for pod in pods(render_framework(config, "default", SETTINGS)):
+        assert pod["spec"]["initContainers"] == [{"name": "frameworkbarrier", "image": "mine"}]
+        assert "injector.sh" not in pod["spec"]["containers"][0]["command"][2]
+
+
+def test_accounts_are_asked_for_where_a_template_names_none():
+    assert FrameworkController(TEMPLATE).warnings == ()
+    without = replace(TEMPLATE, service_account=None)
+    assert "serviceAccountName" in FrameworkController(without).warnings[0]
+    template = json.loads(TEMPLATE.template_text)
+    for pod in pods(template):
+        pod["spec"]["serviceAccountName"] = "mine"
+    assert FrameworkController(replace(without, template_text=json.dumps(template))).warnings == ()
+
+
+WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",))), max_size=4)
+
+
+@settings(max_examples=25)
+@example(["it's", "$HOME", "a b", "", "*", "$$(X)", "\n", "ü"])
+@given(WORDS)
+def test_the_command_of_a_template_is_run_word_for_word_as_kubernetes_would(tmp_path_factory, words):
+    workspace = tmp_path_factory.getbasetemp() / "EXPTexpt"
+    workspace.mkdir(exist_ok=True)
+    (workspace / "run.sh").write_text('exec bash -c "$TRIAL_KEEPER_COMMAND"\n')
+    template = json.loads(TEMPLATE.template_text)
+    del template["spec"]["taskRoles"][1]
+    (container,) = pods(template)[0]["spec"]["containers"]
+    container |= {"command": ["printf", "%s\\0", "$(MODEL)"], "args": words}
+    config = replace(TEMPLATE, template_text=json.dumps(template), roles=TEMPLATE.roles[:1])
+    (pod,) = pods(render_framework(config, "default", replace(SETTINGS, workspace=str(workspace))))
+    (made,) = pod["spec"]["containers"]
+    known = {each["name"]: expanded(each["value"], {}) for each in made["env"] if "value" in each}
+    argv = [expanded(word, known) for word in (*made["command"], *made["args"])]
+    done = subprocess.run(argv, env=os.environ | known, capture_output=True, check=True)
+    wanted = ["small", *(expanded(word, known) for word in words)]
+    assert done.stdout == "".join(f"{word}\0" for word in wanted).encode()
 
 
 def test_run_sh_becomes_the_keeper():

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.training_services.kubeflow.operators import OPERATORS
@@ -114,3 +116,41 @@ def test_a_suspended_job_says_who_holds_it():
     assert "kubectl describe localqueue team" in operator("job", "team").why_it_waits(waits)
     assert operator("job").why_it_waits(waits).startswith("Job is suspended")
     assert operator("job", "team").why_it_waits(job(("Suspended", "False"))) == ""
+
+
+WORDS = ["Created", "Running", "Restarting", "Suspended", "Succeeded", "Complete", "Failed", "FailureTarget"]
+CONDITIONS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(WORDS) | st.text(), "status": st.sampled_from(["True", "False", "Unknown"])},
+        optional={"message": st.text(), "reason": st.text() | st.none()},
+    )
+)
+COUNTS = st.none() | st.integers(0, 3)
+STATUSES = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "conditions": CONDITIONS | st.none(),
+        "ready": COUNTS,
+        "failed": COUNTS,
+        "jobsStatus": st.lists(st.fixed_dictionaries({"name": st.just("node"), "ready": COUNTS})),
+    },
+)
+PHASES = st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"])
+PODS = st.dictionaries(
+    st.text(max_size=3), st.fixed_dictionaries({"status": PHASES.map(lambda it: {"phase": it})})
+)
+
+
+@pytest.mark.parametrize("word", OPERATORS)
+@given(status=STATUSES, pods=PODS)
+def test_whatever_is_said_a_job_has_ended_only_by_a_condition_that_is_met_and_then_it_has_a_verdict(
+    word, status, pods
+):
+    document = {"metadata": {"name": "j"}, "status": status}
+    met = {each["type"] for each in ((status or {}).get("conditions") or []) if each["status"] == "True"}
+    ends = {"Failed", "Succeeded" if word.endswith("-operator") else "Complete"}
+    assert (operator(word).stage_of(document) is Stage.ENDED) is bool(met & ends)
+    verdict = operator(word).verdict_of(document, pods)
+    assert (verdict.exit_code == 0) is ("Failed" not in met)
+    assert verdict.pod is None or verdict.pod in pods
+    operator(word).why_it_waits(document)

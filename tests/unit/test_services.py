@@ -1,6 +1,7 @@
 """Which cluster an experiment file means, and where its keepers find the manager."""
 
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from nni_manager.config.model import (
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserMistake
 from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
+from nni_manager.training_services.kubernetes.errors import AzureMissing
 from nni_manager.training_services.mounts import NotMounted
 from nni_manager.training_services.openpai.protocol import Storage
+from trial_keeper.wire.workspace import Workspace
 
 CONFIG = """\
 authorName: ada
@@ -104,6 +107,7 @@ def test_paths_that_cannot_be_one_folder_are_a_mistake(config):
 
 
 ROLE = RoleConfig("worker", 1, "true", "i", 0, 1, 100)
+AZURE = AzureStorage("account", "share", "vault", "key")
 NFS = KubernetesConfig("frameworkcontroller", NfsStorage("nas", "/nni"), (ROLE,))
 
 
@@ -116,11 +120,6 @@ def on_kubernetes(config, **changed):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"template": Path("/f.yml")}, "cannot run config.yml with configPath: .*describe the roles there"),
-        (
-            {"storage": AzureStorage("a", "b", "c", "d")},
-            "with azureStorage: .*write storage: nfs or storage: pvc",
-        ),
         ({"storage": ClaimStorage(Path("/data"), None)}, "e.g. pvc: {path: /data, name: nni}"),
     ],
 )
@@ -136,6 +135,7 @@ def test_the_storage_is_where_this_machine_has_it(config, tmp_path):
     assert services.storage_here(replace(config(), pai=None)) is None
     claim = ClaimStorage(Path("/data"), "nni")
     assert services.storage_here(on_kubernetes(config, storage=claim)) == Path("/data")
+    assert services.storage_here(on_kubernetes(config, storage=AZURE)) is None, "calls are made to it"
     with pytest.raises(NotMounted, match="cannot find nas:/nni on this machine"):
         services.storage_here(on_kubernetes(config))
 
@@ -153,3 +153,13 @@ def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
     assert here.stat().st_mode & 0o7777 == OPEN_TO_ALL
     assert services.checkpoints_of(replace(population, pai=None), folder) == here
     assert services.checkpoints_of(on_kubernetes(config), folder) == Path("/tmp/mount/EXPT/checkpoints")
+
+
+def test_without_the_clients_of_azure_it_is_said_how_to_get_them(config, tmp_path, monkeypatch):
+    module = "nni_manager.training_services.kubernetes.azure_share"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "azure.storage.fileshare", None)
+    with pytest.raises(AzureMissing, match=r"run `pip install 'trial-keeper\[azure\]'`"):
+        services.share_of(on_kubernetes(config, storage=AZURE), Workspace(tmp_path))
+    assert services.share_of(on_kubernetes(config), Workspace(tmp_path)) is None
+    assert services.share_of(config(), Workspace(tmp_path)) is None

@@ -20,6 +20,7 @@ Manager and keeper see the same tree under different mount points, so a `Workspa
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,20 +190,22 @@ class Workspace:
         """Instead of an attempt's folder, what marks the processes of a job's warm interpreter. There is no such folder."""
         return str(self.root / "warm" / safe_name(job_id))
 
-    def attempts_of(self, trial_id: str) -> list[AttemptKey]:
+    def attempts_of(
+        self, trial_id: str, folders_in: Callable[[Path], list[str]] | None = None
+    ) -> list[AttemptKey]:
         """The attempts that have left a folder, oldest first. What else a trial may have put there is passed over, and all but
-        the newest thousand numbers.
+        the newest thousand numbers. `folders_in` names the folders in a folder where they are not on this machine.
 
         Raises:
             OSError: the storage does not show them.
         """
-        folder = self.trial(trial_id).attempts
-        numbers = sorted(int(name) for name in _folders_in(folder) if _ATTEMPT_NUMBER.fullmatch(name))
+        folder, look = self.trial(trial_id).attempts, folders_in or _folders_in
+        numbers = sorted(int(name) for name in look(folder) if _ATTEMPT_NUMBER.fullmatch(name))
         del numbers[:-_NEWEST_ATTEMPTS]
         return [
             AttemptKey(trial_id, number, task)
             for number in numbers
-            for task in sorted(filter(is_safe_name, _folders_in(folder / str(number))))
+            for task in sorted(filter(is_safe_name, look(folder / str(number))))
         ]
 
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.model import ClaimStorage, ExperimentConfig, KubernetesConfig, PaiConfig
+from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentConfig, KubernetesConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import Bug, UserMistake
 from nni_manager.services import refuse_what_runs_nowhere_yet, storage_here
@@ -92,6 +92,8 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
     with StoreReader(folder.database) as reader:
         config = ExperimentConfig.from_json(reader.experiment().config)
     warnings, left_out = [], 0
+    if config.kubernetes is not None and isinstance(config.kubernetes.storage, AzureStorage):
+        warnings.append(f"{target} holds nothing of what trials left on the share; get it there")
     template = config.kubernetes.template_text if config.kubernetes is not None else None
     if template or (config.pai is not None and config.pai.job_text):
         warnings.append(f"{target} holds the job file of the experiment, with whatever secrets stand in it")

@@ -24,7 +24,7 @@ from nni_manager.client.experiments import (
     stored_status,
 )
 from nni_manager.errors import NniManagerError, UserMistake
-from nni_manager.store.folders import Registry, spoilt_lines
+from nni_manager.store.folders import ExperimentFolder, Registry, spoilt_lines
 
 
 @click.group()
@@ -191,6 +191,19 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
     return None
 
 
+def _remove_from_share(folder: ExperimentFolder) -> str:
+    from nni_manager.config.model import ExperimentConfig
+    from nni_manager.services import remove_from_share
+    from nni_manager.store.store import StoreReader
+
+    try:
+        with StoreReader(folder.database) as reader:
+            config = ExperimentConfig.from_json(reader.experiment().config)
+    except NniManagerError:
+        return ""  # nobody knows of one
+    return remove_from_share(config, folder.workspace)
+
+
 def _delete(known: KnownExperiment) -> str | None:
     """Delete it; why that was not possible, or None."""
     workspace = known.folder.workspace.root
@@ -198,6 +211,8 @@ def _delete(known: KnownExperiment) -> str | None:
         # From here on no manager can take it. A lock that cannot be opened is no one's.
         with contextlib.suppress(OSError):
             stack.enter_context(known.folder.owned())
+        if why := _remove_from_share(known.folder):
+            output.warning(why)
         known.folder.remove()
     left = [path for path in (workspace, known.folder.path) if path.exists()]
     if left:

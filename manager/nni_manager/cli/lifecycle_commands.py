@@ -18,7 +18,6 @@ from nni_manager.cli.options import (
     named_experiment_argument,
     start_options,
 )
-from nni_manager.cli.webui import print_links
 from nni_manager.client import output
 from nni_manager.client.experiments import (
     KnownExperiment,
@@ -27,6 +26,7 @@ from nni_manager.client.experiments import (
     resolve,
     stored_status,
 )
+from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserMistake
 
@@ -61,9 +61,10 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
         output.warning(warning)
     if place.where:
         output.info(f"run jobs on {place.where}")
-    if (storage := services.storage_here(config)) is not None:
+    if config.pai is not None or config.kubernetes is not None:
         from nni_manager.engine.code_snapshot import size_of
 
+        storage = services.storage_here(config) or config.log_dir  # where its workspace will be
         size = size_of(config.code_dir, storage, config.secret_files)
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     if config.is_annotated:

@@ -8,19 +8,21 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from nni_manager.cli.options import Command, example, experiment_argument, trial_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
-from nni_manager.errors import UserMistake
+from nni_manager.errors import NniManagerError, TryAgain, UserMistake
 
 if TYPE_CHECKING:
+    from nni_manager.engine.shared_files import SharedFiles
     from nni_manager.engine.trial_logs import Place
 
 # Shorter than a person notices, and a look costs a few system calls.
@@ -162,8 +164,6 @@ def log_trial(
     path_only: bool,
 ) -> None:
     """Print what a trial wrote, in its newest attempt."""
-    from nni_manager.client import watch
-
     known = resolve(experiment_id)
     if trial_id is None:
         for each in known.trials():
@@ -171,7 +171,24 @@ def log_trial(
         return
     part = _Part(head, tail, follow)
     asked = known.trial(known.trial_id(trial_id))
-    place = _wait_for_log(known, asked["id"], stream) if follow else _log_of(known, asked["id"], stream)
+    with _shared_files(known) as shared:
+        look = partial(_log_of, known, shared, asked["id"], stream)
+        place = _wait_for_log(known, asked["id"], look) if follow else look()
+        _print_trial(known, asked, stream, place, part, look, path_only=path_only)
+
+
+def _print_trial(
+    known: KnownExperiment,
+    asked: dict[str, Any],
+    stream: str,
+    place: Place | None,
+    part: _Part,
+    look: Callable[[], Place | None],
+    *,
+    path_only: bool,
+) -> None:
+    from nni_manager.client import watch
+
     if place is None:
         why = f" ({watch.why(asked)})" if asked["message"].strip() else ""
         raise UserMistake(
@@ -184,19 +201,45 @@ def log_trial(
     with _opened(place) as file:
         part.print_from(file)
         read_bytes = file.tell()
-    if follow:
-        _follow(known, asked["id"], stream, place, read_bytes)
-    output.trial_warning(known.trial(asked["id"]) if follow else asked)
+    if part.follows:
+        _follow(known, asked["id"], look, place, read_bytes)
+    output.trial_warning(known.trial(asked["id"]) if part.follows else asked)
 
 
-def _follow(known: KnownExperiment, trial_id: str, stream: str, place: Place, read_bytes: int) -> None:
+@contextlib.contextmanager
+def _shared_files(known: KnownExperiment) -> Iterator[SharedFiles]:
+    """The experiment's files, also where they are on a share; without that, when it cannot be had."""
+    from nni_manager import services
+    from nni_manager.config.model import ExperimentConfig
+    from nni_manager.engine.shared_files import SharedFiles
+    from nni_manager.store.store import StoreReader
+    from nni_manager.training_services.patience import Patience
+
+    with StoreReader(known.folder.database) as reader:
+        config = ExperimentConfig.from_json(reader.experiment().config)
+    share = None
+    try:
+        share = services.share_of(config, known.folder.workspace, Patience(tries=2))
+    except NniManagerError as error:
+        output.warning(f"only what was collected is shown: {error}")
+    with contextlib.closing(share) if share is not None else contextlib.nullcontext():
+        yield SharedFiles(known.folder.workspace, share)
+
+
+def _follow(
+    known: KnownExperiment,
+    trial_id: str,
+    look: Callable[[], Place | None],
+    place: Place,
+    read_bytes: int,
+) -> None:
     """Print what comes, until the trial is over; a new attempt begins anew."""
     is_over = False
     while not is_over:
         time.sleep(_FOLLOW_EVERY_S)
         # Asked before the log is read: what a trial wrote last is there when it is over.
         is_over = known.trial_is_over(trial_id)
-        now = _log_of(known, trial_id, stream) or place
+        now = look() or place
         if now.key != place.key:
             output.warning(f"trial {trial_id}: attempt {now.key.attempt} ({now.key.task}) goes on")
             read_bytes = 0
@@ -209,10 +252,10 @@ def _follow(known: KnownExperiment, trial_id: str, stream: str, place: Place, re
             read_bytes = file.tell()
 
 
-def _wait_for_log(known: KnownExperiment, trial_id: str, stream: str) -> Place | None:
-    while (place := _log_of(known, trial_id, stream)) is None and not known.trial_is_over(trial_id):
+def _wait_for_log(known: KnownExperiment, trial_id: str, look: Callable[[], Place | None]) -> Place | None:
+    while (place := look()) is None and not known.trial_is_over(trial_id):
         time.sleep(_FOLLOW_EVERY_S)
-    return place or _log_of(known, trial_id, stream)
+    return place or look()
 
 
 @contextlib.contextmanager
@@ -221,10 +264,14 @@ def _opened(place: Place) -> Iterator[BinaryIO]:
         yield file
 
 
-def _log_of(known: KnownExperiment, trial_id: str, word: str) -> Place | None:
+def _log_of(known: KnownExperiment, shared: SharedFiles, trial_id: str, word: str) -> Place | None:
     """The log of the newest attempt that left it."""
     from nni_manager.engine.trial_logs import newest_place
     from trial_keeper.wire.messages import Stream
 
     stream = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "trial.log": Stream.KEEPER}[word]
+    try:
+        shared.fetch(trial_id, stream)
+    except TryAgain as error:
+        output.warning(str(error))
     return newest_place(known.folder, trial_id, stream)

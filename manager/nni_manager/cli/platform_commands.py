@@ -10,7 +10,7 @@ import click
 from nni_manager.cli.options import agreed, example
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, stored_status
-from nni_manager.errors import NniManagerError
+from nni_manager.errors import NniManagerError, UserMistake
 from trial_keeper.wire.workspace import Workspace, is_safe_name
 
 
@@ -45,6 +45,11 @@ def clean(config_path: Path, is_agreed: bool) -> int:
     config = read_experiment_file(config_path, reads_code=False)
     refuse_what_runs_nowhere_yet(config)
     storage = storage_here(config)
+    if storage is None and config.kubernetes is not None:
+        raise UserMistake(
+            f"cannot clean up for {config_path.name}: its experiments are on a share that this machine does not have mounted; "
+            "`nnictl experiment delete ID` removes what one has there"
+        )
     if storage is None:
         output.info(
             "Experiments on this machine leave everything in their own folders; `nnictl experiment delete ID` removes one"

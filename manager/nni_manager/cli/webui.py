@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import click
 
 from nni_manager.cli.options import example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
-from nni_manager.client.manager_client import ManagerClient, ManagerSilent, RequestRefused
+from nni_manager.client.links import links_to
 from nni_manager.errors import UserMistake
-from nni_manager.store.folders import ManagerProcess
-
-_EVERYWHERE = ("0.0.0.0", "::")
 
 
 @click.group()
@@ -61,55 +53,3 @@ def url(experiment_id: str | None, as_json: bool) -> None:
         return
     for each in found.links:
         output.plain(each)
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """What lets one browser in, by each address at which the manager answers. The code is behind the #, which no server sees."""
-
-    origins: list[str]
-    links: list[str]
-    expires_in_s: int
-
-
-def links_to(experiment_id: str, server: ManagerProcess) -> Links:
-    """New ones, from whoever serves the experiment.
-
-    Raises:
-        ManagerSilent: nobody answers, or another program does.
-    """
-    made = ManagerClient(experiment_id, server).post("/entrance")
-    origins = list(dict.fromkeys(urls_of(server)))
-    return Links(origins, [f"{origin}/enter#{made['code']}" for origin in origins], made["expiresInS"])
-
-
-def print_links(experiment_id: str, server: ManagerProcess) -> None:
-    """Tell whoever has begun to serve an experiment where its page is; that it cannot be told is no reason to fail."""
-    try:
-        found = links_to(experiment_id, server)
-    except (ManagerSilent, RequestRefused) as error:
-        output.warning(str(error))
-        return
-    output.plain(f"The Web UI urls are: {'   '.join(found.links)}")
-    output.plain(
-        f"The first browser that comes by one of them within {found.expires_in_s // 60} minutes is let in; "
-        f"`nnictl webui url {experiment_id}` prints more"
-    )
-
-
-def urls_of(server: ManagerProcess) -> Iterator[str]:
-    """The addresses at which a manager answers, without any secret."""
-    hosts = list(_addresses_here(server.host)) if server.host in _EVERYWHERE else [server.host]
-    for host in hosts:
-        yield dataclasses.replace(server, host=host).origin
-
-
-def _addresses_here(everywhere: str) -> Iterator[str]:
-    import psutil
-
-    families = (socket.AF_INET,) if everywhere == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6)
-    for name in sorted(interfaces := psutil.net_if_addrs()):
-        for address in interfaces[name]:
-            # A link-local address of IPv6 means nothing without its interface.
-            if address.family in families and "%" not in address.address:
-                yield address.address

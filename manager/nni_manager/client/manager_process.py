@@ -65,7 +65,7 @@ def create_experiment(
         UserMistake: the experiment's folder cannot be made, or is there already.
     """
     from nni_manager.engine.engine import EXPERIMENT_ID_LENGTH, new_id
-    from nni_manager.services import storage_here
+    from nni_manager.services import remove_from_share, storage_here
     from nni_manager.store.store import Store
 
     new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
@@ -96,6 +96,7 @@ def create_experiment(
             ) from error
         return start_manager(folder, ports, debug, host, is_new=True, lifeline=lifeline)
     except BaseException:
+        remove_from_share(config, folder.workspace)
         folder.remove()
         Registry.of_user().remove(folder.experiment_id)
         for each in new_folders:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nni_manager.client.experiments import known_experiments
-from nni_manager.errors import UserMistake
+from nni_manager.errors import NniManagerError, UserMistake
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentConfig, KubernetesConfig
@@ -186,9 +186,25 @@ def check_kubernetes(config: ExperimentConfig, kubernetes: KubernetesConfig) -> 
     operator = services.operator_of(kubernetes)
     with contextlib.closing(Kubernetes(patience=Patience(tries=2))) as cluster:
         namespace = kubernetes.namespace or cluster.namespace
-        warnings = check(cluster, needs_of(operator, namespace))
+        warnings = check(cluster, needs_of(operator, namespace), _lacks_of_share(config))
         where = f"{operator.title} at {cluster.address}, in namespace {namespace}"
         return Place(where, operator.warnings + warnings)
+
+
+def _lacks_of_share(config: ExperimentConfig) -> list[str]:
+    """What is missing for the share that jobs mount."""
+    from nni_manager import services
+    from nni_manager.training_services.patience import Patience
+    from trial_keeper.wire.workspace import Workspace
+
+    try:
+        share = services.share_of(config, Workspace(config.log_dir), Patience(tries=2))
+        if share is not None:
+            with contextlib.closing(share):
+                share.check()
+    except NniManagerError as error:
+        return [str(error)]
+    return []
 
 
 def check_command(config: ExperimentConfig) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+from nni_manager.config.framework_template import FrameworkTemplate
 from nni_manager.config.mistakes import key_of
 from nni_manager.config.model import (
     AzureStorage,
@@ -355,7 +356,7 @@ def paths_in(trial: Mapping[str, Any], section: Mapping[str, Any], name: str) ->
 def kubernetes_of(
     file: FrameworkControllerExperimentV1 | KubeflowExperimentV1,
     paths: Mapping[Place, Path],
-    template_text: str | None,
+    template: FrameworkTemplate | None,
 ) -> KubernetesConfig:
     """The jobs that a file without mistakes describes. `paths` are those of `paths_in`, absolute."""
     if isinstance(file, KubeflowExperimentV1):
@@ -376,8 +377,7 @@ def kubernetes_of(
         )
     section = file.frameworkcontroller_config
     name = SECTION["frameworkcontroller"]
-    template = paths.get((name, "configPath"))
-    roles = []
+    roles = [] if template is None else [*template.roles]
     for index, role in enumerate(file.trial.task_roles or () if template is None else ()):
         policy = role.framework_attempt_completion_policy
         login = paths.get(("trial", "taskRoles", index, "privateRegistryAuthPath"))
@@ -389,8 +389,8 @@ def kubernetes_of(
         tuple(roles),
         service_account=section.service_account_name,
         namespace=section.namespace,
-        template=template,
-        template_text=template_text,
+        template=paths.get((name, "configPath")),
+        template_text=None if template is None else template.text,
     )
 
 

@@ -139,6 +139,11 @@ class ClaimStorage:
     name: str | None
 
 
+MOUNT, VOLUME = "/tmp/mount", "nni-vol"
+"""Where containers on Kubernetes see the shared storage, and what that is called in their pods."""
+JOB_LABELS = ("app", "expId", "trialId", "envId")
+"""What tells the objects of a job on Kubernetes from those of all others."""
+
 KubernetesStorage = NfsStorage | AzureStorage | ClaimStorage
 
 
@@ -164,11 +169,11 @@ class RoleConfig:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesConfig:
-    """What jobs on Kubernetes are made of. `roles` are in the order of the file, and none where `template` describes the job.
+    """What jobs on Kubernetes are made of. `roles` are in the order of the file, or of `template`, where that describes the job.
 
     `api_version` is that of the resources of all operators but FrameworkController, without their group. `template_text` is the
-    content of `template`. `namespace` None: that of the login to the cluster. `runtime` is there for TrainJobs alone: the name of
-    a ClusterTrainingRuntime, or of a TrainingRuntime, with that word and a slash before it. `queue` is one of Kueue's.
+    content of `template` as JSON. `namespace` None: that of the login to the cluster. `runtime` is there for TrainJobs alone: the
+    name of a ClusterTrainingRuntime, or of a TrainingRuntime, with that word and a slash before it. `queue` is one of Kueue's.
     """
 
     operator: Literal["frameworkcontroller", "tf-operator", "pytorch-operator", "trainjob", "job"]

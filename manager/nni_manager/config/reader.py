@@ -11,6 +11,7 @@ from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs,
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
 from nni_manager.config.document import Document, read_json, read_yaml
+from nni_manager.config.framework_template import FrameworkTemplate, read_template
 from nni_manager.config.kubernetes import (
     SECTION,
     FrameworkControllerExperimentV1,
@@ -279,8 +280,8 @@ class _Reading:
 
     # ---- Kubernetes
 
-    def _see_what_kubernetes_asks(self) -> tuple[dict[Place, Path], str | None]:
-        """The paths for jobs on Kubernetes, and the text of their template."""
+    def _see_what_kubernetes_asks(self) -> tuple[dict[Place, Path], FrameworkTemplate | None]:
+        """The paths for jobs on Kubernetes, and their template."""
         if self.schema not in (FrameworkControllerExperimentV1, KubeflowExperimentV1):
             return {}, None
         platform = "kubeflow" if self.schema is KubeflowExperimentV1 else "frameworkcontroller"
@@ -299,7 +300,11 @@ class _Reading:
             return paths, None
         if trial.get("taskRoles") is not None:
             self._warn(f"{name}.configPath wins over trial.taskRoles: jobs are those of the template")
-        return paths, self._template(template, (name, "configPath"))
+        try:
+            return paths, read_template(read_yaml(template), section.get("namespace"))
+        except ConfigInvalid as error:
+            self.mistakes += error.mistakes
+            return paths, None
 
     def _refuse_absent(self, place: Place, path: Path) -> None:
         is_folder = place[-1] == "path"
@@ -308,22 +313,6 @@ class _Reading:
         noun = "folder" if is_folder else "file"
         what = f"{path} is not a {noun}" if path.exists() else f"there is no {noun} {path}"
         self._refuse(place, f"cannot use {key_of(place)}: {what}; create it or mend the path")
-
-    def _template(self, path: Path, place: Place) -> str | None:
-        try:
-            document = read_yaml(path)
-            text = path.read_text("utf-8-sig")
-        except ConfigInvalid as error:
-            self.mistakes += error.mistakes
-            return None
-        spec = document.value.get("spec") if isinstance(document.value, dict) else None
-        if not (isinstance(spec, dict) and isinstance(spec.get("taskRoles"), list) and spec["taskRoles"]):
-            self._refuse(
-                place, f"cannot use {key_of(place)}: {path} has no spec.taskRoles; name a Framework "
-                "(frameworkcontroller.microsoft.com/v1)"
-            )  # fmt: skip
-            return None
-        return text
 
     # ---- OpenPAI
 

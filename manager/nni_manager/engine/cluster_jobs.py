@@ -17,14 +17,14 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.mount_road import FilesClosed, MountRoad
-from nni_manager.engine.trial_files import Seen, write_trial
+from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.trial_files import Seen
 from nni_manager.errors import NniManagerError, TryAgain
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ClusterJobs:
         self,
         config: ExperimentConfig,
         experiment: Experiment,
-        workspace: Workspace,
+        files: SharedFiles,
         service: TrainingService,
         keepers: Keepers,
         mount_road: MountRoad,
@@ -52,7 +52,7 @@ class ClusterJobs:
         """`saved`: what is done once all that the domain has decided so far is durable; None when there is nothing."""
         self._config = config
         self._experiment = experiment
-        self._workspace = workspace
+        self._files = files
         self._service = service
         self._keepers = keepers
         self._mount_road = mount_road
@@ -145,8 +145,7 @@ class ClusterJobs:
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         placement = self._service.placement(job.job_id)
         await self._mount_road.threads.call(
-            write_trial,
-            self._workspace,
+            self._files.write_trial,
             trial,
             self._config.trial_command,
             placement,
@@ -174,7 +173,7 @@ class ClusterJobs:
             try:
                 await self._write_trial(job, trial)
                 break
-            except OSError as error:
+            except (OSError, TryAgain) as error:
                 self._note_problem(f"cannot give trial {trial.trial_id} to its job for now: {error}")
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_RESUBMIT_S)
@@ -190,7 +189,7 @@ class ClusterJobs:
         return KeeperSettings(
             experiment_id=self._experiment.experiment_id,
             job_id=job.job_id,
-            workspace=str(self._workspace.root),
+            workspace=str(self._files.workspace.root),
             token=self._keepers.token(job.job_id),
             trial_id=job.trial_id,
             collect_logs=self._config.log_collection == "http",

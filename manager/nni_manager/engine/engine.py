@@ -51,7 +51,7 @@ from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.mount_road import FilesClosed, MountRoad
 from nni_manager.engine.picture import Picture, experiment_of
-from nni_manager.engine.trial_files import write_experiment
+from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.store import (
     ExperimentRow,
@@ -120,12 +120,13 @@ class Engine:
         because another manager owns the experiment."""
         self.ended_at_s: float | None = self.stored.ended_at_s
         self._service = make_service(self._note_job_ended)
+        self._files = SharedFiles(folder.workspace, self._service.share)
         self.experiment.completion = self._service.completion
         self.experiment.jobs.tasks = self.keepers.roads.tasks = self._service.completion.tasks
         self.experiment.silence.needs_network = config.reuse.is_on
         self.mount_road = MountRoad(
             self.experiment,
-            folder.workspace,
+            self._files,
             self.keepers,
             self.commits,
             tuple(Stream) if config.log_collection == "http" else (Stream.METRICS,),
@@ -138,7 +139,7 @@ class Engine:
         self.jobs = ClusterJobs(
             config,
             self.experiment,
-            folder.workspace,
+            self._files,
             self._service,
             self.keepers,
             self.mount_road,
@@ -264,6 +265,7 @@ class Engine:
 
         Raises:
             CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
+            ShareAway: what jobs need cannot be sent to where they find it.
         """
         if self._service.uses_snapshot:
             snapshot = await asyncio.to_thread(
@@ -278,7 +280,9 @@ class Engine:
             self.jobs.code_snapshot = snapshot.name
         self.experiment.silence.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses, certificate)
-        write_experiment(self.folder.workspace, document, self._service.run_script)
+        await asyncio.to_thread(
+            self._files.write_experiment, document, self._service.run_script, self.jobs.code_snapshot
+        )
         jobs_of_before = list(self.experiment.jobs.live.values())
         self.finished.clear()
         self.post(Begun())

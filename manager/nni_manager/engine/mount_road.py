@@ -18,14 +18,13 @@ from nni_manager.domain.refusals import ProtocolBroken
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
+from nni_manager.engine.shared_files import SharedFiles
 from nni_manager.engine.storage_threads import THREADS, StorageThreads
-from nni_manager.engine.trial_files import STORAGE_LAG_S, Seen, newest_attempts, see_attempt, write_stop
-from nni_manager.errors import UserMistake
-from nni_manager.store.store import StoreBusy
+from nni_manager.engine.trial_files import STORAGE_LAG_S, Seen
+from nni_manager.errors import TryAgain, UserMistake
 from trial_keeper.wire.limits import COLLECTED_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class MountRoad:
     def __init__(
         self,
         experiment: Experiment,
-        workspace: Workspace,
+        files: SharedFiles,
         keepers: Keepers,
         commits: GroupCommit,
         streams: tuple[Stream, ...],
@@ -61,7 +60,7 @@ class MountRoad:
         """`streams`: what is collected of an attempt, most urgent first."""
         self.threads = StorageThreads()
         self._experiment = experiment
-        self._workspace = workspace
+        self._files = files
         self._keepers = keepers
         self._commits = commits
         self._streams = streams
@@ -76,8 +75,8 @@ class MountRoad:
         hangs_for_s = self.threads.hangs_for_s()
         if hangs_for_s:
             return (
-                f"cannot read {self._workspace.root}: the shared storage has not answered for {hangs_for_s:.0f} s; check its "
-                "server and the network to it. Keepers that are connected are not concerned"
+                f"cannot read {self._files.workspace.root}: the shared storage has not answered for {hangs_for_s:.0f} s; check "
+                "its server and the network to it. Keepers that are connected are not concerned"
             )
         live = self._experiment.jobs.live
         return next((failure for job_id, failure in self._failures.items() if job_id in live), "")
@@ -100,10 +99,10 @@ class MountRoad:
     async def _look(self, job_id: str) -> None:
         try:
             for trial in self._trials_of(job_id):
-                for key in await self.threads.call(newest_attempts, self._workspace, trial.trial_id):
+                for key in await self.threads.call(self._files.newest_attempts, trial.trial_id):
                     await self._follow_attempt(job_id, trial, key)
             self._failures.pop(job_id, None)
-        except (OSError, StoreBusy, ProtocolBroken) as error:
+        except (OSError, TryAgain, ProtocolBroken) as error:
             self._note_failure(job_id, error)
         finally:
             self._looking -= 1
@@ -117,7 +116,7 @@ class MountRoad:
         for _ in range(_ROUNDS_PER_LOOK):
             if not self._is_wanted(job_id, trial, key):
                 return
-            seen = await self.threads.call(see_attempt, self._workspace, key, self._offsets(key))
+            seen = await self.threads.call(self._files.see_attempt, key, self._offsets(key))
             if not seen.has_begun or not self._is_wanted(job_id, trial, key):
                 return
             has_news = bool(seen.pieces) or not trial.knows(key)
@@ -177,9 +176,9 @@ class MountRoad:
         """
         gives_up_at_s = time.monotonic() + (STORAGE_LAG_S if may_be_late else 0.0)
         while True:
-            found = await self._until_it_answers(trial, newest_attempts, self._workspace, trial.trial_id)
+            found = await self._until_it_answers(trial, self._files.newest_attempts, trial.trial_id)
             keys = [key for key in found if trial.counts(key)]
-            see = partial(see_attempt, self._workspace, offsets={}, is_over=True)
+            see = partial(self._files.see_attempt, offsets={}, is_over=True)
             left = [await self._until_it_answers(trial, see, key) for key in keys]
             if (left and all(each.ended for each in left)) or time.monotonic() >= gives_up_at_s:
                 return left
@@ -193,7 +192,7 @@ class MountRoad:
         """
         gives_up_at_s = time.monotonic() + STORAGE_LAG_S
         while True:
-            see = partial(see_attempt, self._workspace, left.key, self._offsets(left.key), is_over=True)
+            see = partial(self._files.see_attempt, left.key, self._offsets(left.key), is_over=True)
             seen = await self._until_it_answers(trial, see)
             if trial.state.is_final:
                 return
@@ -220,7 +219,7 @@ class MountRoad:
                 answer = await self.threads.call(look, *arguments)
             except PermissionError as error:
                 raise FilesClosed(_told(error)) from error  # trying again does not open them
-            except OSError as error:
+            except (OSError, TryAgain) as error:
                 self._note_failure(trial.job_id, error)
                 await asyncio.sleep(_FAILED_LOOK_AGAIN_S)
             else:
@@ -233,9 +232,9 @@ class MountRoad:
         """Ask the keepers of a trial to stop it. Storage that does not take the word is no reason to wait for it."""
         try:
             await asyncio.wait_for(
-                self.threads.call(write_stop, self._workspace, StopTrial(trial_id, reason)), _LONGEST_WRITE_S
+                self.threads.call(self._files.write_stop, StopTrial(trial_id, reason)), _LONGEST_WRITE_S
             )
-        except (OSError, TimeoutError, asyncio.TimeoutError) as error:
+        except (OSError, TryAgain, TimeoutError, asyncio.TimeoutError) as error:
             log.warning("trial %s: its keepers cannot be told to stop it: %s", trial_id, error)
 
     # ---- inside

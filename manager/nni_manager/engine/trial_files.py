@@ -4,8 +4,9 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import nni_sdk
@@ -29,6 +30,9 @@ _READ_BYTES = 256 * 1024
 _LONGEST_EXIT_BYTES = 64 * 1024
 # Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
 STORAGE_LAG_S = 6.0
+
+Read = Callable[[Path, int, int], bytes]
+"""What gives up to so many bytes of a file from an offset on; none when there is no such file, or none that can be shown now."""
 
 
 def write_experiment(workspace: Workspace, document: ManagerDocument, run_script: str) -> None:
@@ -121,42 +125,53 @@ class Seen:
     ended: TrialEnded | None
 
 
-def newest_attempts(workspace: Workspace, trial_id: str) -> list[AttemptKey]:
+def newest_attempts(
+    workspace: Workspace, trial_id: str, folders_in: Callable[[Path], list[str]] | None = None
+) -> list[AttemptKey]:
     """The newest attempt of each task of a trial; empty when no keeper ever began one.
 
     Raises:
         OSError: the storage does not show them.
     """
-    return list({key.task: key for key in workspace.attempts_of(trial_id)}.values())
+    return list({key.task: key for key in workspace.attempts_of(trial_id, folders_in)}.values())
 
 
-def see_attempt(workspace: Workspace, key: AttemptKey, offsets: Offsets, *, is_over: bool = False) -> Seen:
+def see_attempt(
+    workspace: Workspace,
+    key: AttemptKey,
+    offsets: Offsets,
+    *,
+    is_over: bool = False,
+    read: Read | None = None,
+) -> Seen:
     """Look at an attempt's files: what they hold from these offsets on, at most 256 KiB of each.
 
     Nothing beyond the sizes in exit.json counts. `is_over`: nobody writes there any more, so what is shown is all there is.
+    `read`: how files are read that are not on this machine.
 
     Raises:
         OSError: the storage does not let this process read there, or fails.
     """
     # First: a file that is read after the end was told has all that the end promises, or shows it later.
-    folder, ended = workspace.attempt(key), _exit_of(workspace, key)
+    read = read or partial(_read, workspace)
+    folder = workspace.attempt(key)
+    ended = _exit_of(key, read(folder.exit_json, 0, _LONGEST_EXIT_BYTES))
     pieces = []
     for stream, offset in offsets.items():
         end = None if ended is None else ended.final_sizes.get(stream)
         longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
-        data = _read(workspace, folder.stream(stream), offset, longest)
+        data = read(folder.stream(stream), offset, longest) if longest > 0 else b""
         if ended is None and not is_over:
             # An NFS client sends what was written in any order; what is not there yet is read as zeros.
             data = data.partition(b"\0")[0]
         if data:
             pieces.append((stream, offset, data))
     # The first thing a keeper writes about an attempt whose command runs.
-    has_begun = bool(ended or pieces or _read(workspace, folder.stream(Stream.KEEPER), 0, 1))
+    has_begun = bool(ended or pieces or read(folder.stream(Stream.KEEPER), 0, 1))
     return Seen(key, has_begun, tuple(pieces), ended)
 
 
-def _exit_of(workspace: Workspace, key: AttemptKey) -> TrialEnded | None:
-    content = _read(workspace, workspace.attempt(key).exit_json, 0, _LONGEST_EXIT_BYTES)
+def _exit_of(key: AttemptKey, content: bytes) -> TrialEnded | None:
     try:
         ended = exit_from_bytes(content) if content else None
     except DocumentInvalid:
@@ -166,9 +181,6 @@ def _exit_of(workspace: Workspace, key: AttemptKey) -> TrialEnded | None:
 
 
 def _read(workspace: Workspace, path: Path, offset: int, longest: int) -> bytes:
-    """Up to so many bytes of a file; none when there is no such file, or none that can be shown now."""
-    if longest <= 0:
-        return b""
     try:
         descriptor = open_inside(workspace.root, path)
         try:

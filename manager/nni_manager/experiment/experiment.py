@@ -29,6 +29,7 @@ from nni_manager.client.experiments import (
     resolve,
 )
 from nni_manager.client.lifeline import Lifeline
+from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import ManagerSilent, api_url
 from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.python_document import in_python_words
@@ -481,6 +482,7 @@ class Experiment:
         if run_mode is not RunMode.Detach:
             atexit.register(self._stop_at_exit)
         output.info(f"Experiment {self.id} is served at {api_url(server)}")
+        print_links(known.experiment_id, server)
 
     def _stop_at_exit(self) -> None:
         # What is forked of this process has not started it, and who has been interrupted while it stopped does not wait again.

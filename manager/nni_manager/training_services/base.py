@@ -7,6 +7,7 @@ from enum import Enum
 from typing import ClassVar
 
 from nni_manager.domain.completion import Completion
+from nni_manager.training_services.share import Share
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 
@@ -68,6 +69,11 @@ class TrainingService(ABC):
     def why_it_waits(self, job_id: str) -> str:
         """What keeps this job from starting, for people; empty where nothing is known, and for any that has started."""
         return ""
+
+    @property
+    def share(self) -> Share | None:
+        """The jobs' storage where this machine has no mount of it; None: it is the workspace's own, as most have it."""
+        return None
 
     @property
     def completion(self) -> Completion:

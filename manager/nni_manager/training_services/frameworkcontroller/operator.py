@@ -12,6 +12,7 @@ from nni_manager.training_services.frameworkcontroller.render import (
     waits_at_barrier,
 )
 from nni_manager.training_services.frameworkcontroller.states import FrameworkState, verdict_of
+from nni_manager.training_services.frameworkcontroller.template import pods_of, template_of
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import Operator, Stage, Verdict
 from nni_manager.training_services.kubernetes.resources import Resource
@@ -41,6 +42,9 @@ class FrameworkController(Operator):
     def warnings(self) -> tuple[str, ...]:
         """That the barrier reads the Framework."""
         if not waits_at_barrier(self.config) or self.config.service_account is not None:
+            return ()
+        template = template_of(self.config)
+        if template is not None and all("serviceAccountName" in pod for pod in pods_of(template)):
             return ()
         return (
             "tasks of one job wait for each other at FrameworkController's barrier, which reads the Framework: if the "

@@ -11,6 +11,12 @@ from __future__ import annotations
 
 from nni_manager.config.model import KubernetesConfig, RoleConfig
 from nni_manager.domain.completion import Completion, TaskRole
+from nni_manager.training_services.frameworkcontroller.template import (
+    has_own_barrier,
+    template_of,
+    with_keeper,
+    with_labels,
+)
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.render import labels_of, pod_spec, short_name
 from trial_keeper.settings import KeeperSettings
@@ -49,6 +55,8 @@ def render_framework(config: KubernetesConfig, namespace: str, settings: KeeperS
     """The job. `settings` are those of its keepers, as containers see paths; the token is left to a secret."""
     name = framework_name(settings.experiment_id, settings.job_id)
     labels = labels_of(settings.experiment_id, settings.job_id)
+    template = template_of(config) or {"spec": {}}
+    given = template["spec"].get("taskRoles") or [{"task": {"pod": {}}} for _ in config.roles]
     roles = [
         {
             "name": role.name,
@@ -60,34 +68,56 @@ def render_framework(config: KubernetesConfig, namespace: str, settings: KeeperS
             "task": {
                 "retryPolicy": _NO_RETRIES,
                 "podGracefulDeletionTimeoutSec": _NODE_LOST_S,
-                "pod": {"metadata": {"labels": labels}, "spec": _pod(config, role, name, settings)},
+                **own["task"],
+                "pod": {
+                    "metadata": with_labels(own["task"]["pod"].get("metadata"), labels),
+                    "spec": _pod(config, role, name, settings, own["task"]["pod"].get("spec")),
+                },
             },
         }
-        for role in config.roles
+        for role, own in zip(config.roles, given, strict=True)
     ]
     return {
         "apiVersion": "frameworkcontroller.microsoft.com/v1",
         "kind": "Framework",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
-        "spec": {"executionType": "Start", "retryPolicy": _NO_RETRIES, "taskRoles": roles},
+        "metadata": {"name": name, "namespace": namespace, **with_labels(template.get("metadata"), labels)},
+        "spec": {
+            "executionType": "Start",
+            "retryPolicy": _NO_RETRIES,
+            **template["spec"],
+            "taskRoles": roles,
+        },
     }
 
 
-def _pod(config: KubernetesConfig, role: RoleConfig, name: str, settings: KeeperSettings) -> Document:
-    has_barrier = waits_at_barrier(config)
-    spec = pod_spec(
-        *(config, role, name, settings),
-        container=CONTAINER,
-        environ={f"FB_{each.name.upper()}_PORT": f"{_port(config, each)}" for each in config.roles},
-        port=_port(config, role),
-        before=(f". {_BARRIER_PATH}/injector.sh",) if has_barrier else (),
-    )
+def _pod(
+    config: KubernetesConfig,
+    role: RoleConfig,
+    name: str,
+    settings: KeeperSettings,
+    given: Document | None,
+) -> Document:
+    """The pod of a role; `given` is what a template says of it."""
+    has_barrier = waits_at_barrier(config) and not (given and has_own_barrier(given))
+    environ = {f"FB_{each.name.upper()}_PORT": f"{_port(config, each)}" for each in config.roles}
+    before = (f". {_BARRIER_PATH}/injector.sh",) if has_barrier else ()
+    if given is None:
+        spec = pod_spec(
+            *(config, role, name, settings),
+            container=CONTAINER,
+            environ=environ,
+            port=_port(config, role),
+            before=before,
+        )
+    else:
+        spec = with_keeper(given, config, role, name, settings, environ=environ, before=before)
     if has_barrier:
         barrier = {"name": _BARRIER_VOLUME, "mountPath": _BARRIER_PATH}
         spec["volumes"].append({"name": _BARRIER_VOLUME, "emptyDir": {}})
         spec["containers"][0]["volumeMounts"].append(barrier)
         spec["initContainers"] = [
-            {"name": "frameworkbarrier", "image": _BARRIER_IMAGE, "volumeMounts": [barrier]}
+            {"name": "frameworkbarrier", "image": _BARRIER_IMAGE, "volumeMounts": [barrier]},
+            *(spec.get("initContainers") or ()),
         ]
     return spec
 

@@ -45,3 +45,15 @@ class HistoryGone(TryAgain):
 
 class ClusterLacks(UserMistake):
     """cannot run the experiment on this cluster; mend what it lacks"""
+
+
+class AzureMissing(UserMistake):
+    """cannot use Azure's storage: its Python clients are not installed; run `pip install 'trial-keeper[azure]'`"""
+
+
+class KeyUnreadable(UserMistake):
+    """cannot read the key of the storage account; log in to Azure as somebody who may"""
+
+
+class VaultAway(TryAgain):
+    """cannot reach the vault that has the key of the storage account; see to the network"""

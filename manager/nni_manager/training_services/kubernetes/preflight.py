@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nni_manager.config.model import ClaimStorage
@@ -51,14 +52,16 @@ def needs_of(operator: Operator, namespace: str) -> Needs:
     return Needs(namespace, operator.resource, rights, tuple(things), names_version)
 
 
-def check(cluster: Kubernetes, needs: Needs) -> tuple[str, ...]:
+def check(cluster: Kubernetes, needs: Needs, others: Sequence[str] = ()) -> tuple[str, ...]:
     """See that the cluster has it all; what users should know of what it has not, and that can be done without.
+
+    `others` is what is missing elsewhere.
 
     Raises:
         ClusterLacks: it does not; names everything that is missing, a line each.
         ClusterAway, LoginRefused: it cannot be asked.
     """
-    missing = _missing(cluster, needs)
+    missing = [*_missing(cluster, needs), *others]
     if missing:
         lines = "\n".join(f"  {each}" for each in missing)
         raise ClusterLacks(f"cannot run the experiment on {cluster.address}:\n{lines}")

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from nni_manager.config.model import (
+    MOUNT,
+    VOLUME,
     AzureStorage,
     ClaimStorage,
     KubernetesConfig,
@@ -23,20 +25,17 @@ from nni_manager.config.model import (
 )
 from nni_manager.errors import Bug
 from nni_manager.training_services.kubernetes.api import Document
-from nni_manager.training_services.kubernetes.storage import SecretContent
+from nni_manager.training_services.kubernetes.storage import STORAGE_SECRET, SecretContent
 from nni_manager.training_services.run_script import finds_keeper
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings
 
-MOUNT = "/tmp/mount"
-"""Where containers see the shared storage."""
 TOKEN = "token"
 _APP = "nni-kubernetes-trial"
-_VOLUME, _SHM_VOLUME = "nni-vol", "shm"
+_SHM_VOLUME = "shm"
 _REUSED = "env-"
 # What the cluster alone can say, and keepers and trials may want to know.
 _OF_THE_POD = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-_JOB_LABELS = ("trialId", "envId")
 LAST_WORDS_S = 15
 """What a keeper has, once its trial has had its own grace, to tell how that ended."""
 
@@ -59,7 +58,7 @@ def labels_of(experiment_id: str, job_id: str) -> dict[str, str]:
 def job_of(document: Document) -> str:
     """The job that an object belongs to, by its labels; empty for none."""
     labels = document["metadata"].get("labels") or {}
-    return next((labels[each] for each in _JOB_LABELS if each in labels), "")
+    return next((labels[each] for each in ("trialId", "envId") if each in labels), "")
 
 
 def selector_of(experiment_id: str) -> str:
@@ -103,8 +102,8 @@ def pod_spec(
 
     `environ` is what its operator adds to the keeper's own variables, `before` are lines of a shell that run before the keeper.
     """
-    volumes: list[Document] = [{"name": _VOLUME, **volume_of(config.storage, name)}]
-    mounts = [{"name": _VOLUME, "mountPath": MOUNT}]
+    volumes: list[Document] = [{"name": VOLUME, **volume_of(config.storage, name)}]
+    mounts = [{"name": VOLUME, "mountPath": MOUNT}]
     if role.shm_mb is not None:
         shm = {"medium": "Memory", "sizeLimit": f"{role.shm_mb}Mi"}
         volumes.append({"name": _SHM_VOLUME, "emptyDir": shm})
@@ -143,7 +142,9 @@ def volume_of(storage: KubernetesStorage, name: str) -> Document:
             return {"nfs": {"server": server, "path": path}}
         case ClaimStorage(_, str() as claim):
             return {"persistentVolumeClaim": {"claimName": claim}}
-        case ClaimStorage() | AzureStorage():
+        case AzureStorage(_, share):
+            return {"azureFile": {"secretName": f"{name}{STORAGE_SECRET}", "shareName": share}}
+        case ClaimStorage():
             raise Bug(f"cannot mount the storage of {name}: nobody refused it in time; please report it")
 
 
@@ -195,13 +196,13 @@ def as_it_is(text: str) -> str:
 
 
 def job_secrets(config: KubernetesConfig, token: str, logins: Mapping[Path, str]) -> list[SecretContent]:
-    """What the pods of every job need to know and nobody else. `logins`: the content of each registry login."""
+    """What the pods of every job need to know and nobody else, the token last. `logins`: the content of each registry login."""
     return [
-        SecretContent("", "Opaque", {TOKEN: token}),
         *(
             SecretContent(suffix, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": logins[path]})
             for path, suffix in _login_names(config, "").items()
         ),
+        SecretContent("", "Opaque", {TOKEN: token}),
     ]
 
 

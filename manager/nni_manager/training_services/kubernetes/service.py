@@ -45,6 +45,7 @@ from nni_manager.training_services.kubernetes.render import (
 from nni_manager.training_services.kubernetes.resources import EVENTS, PODS, SECRETS
 from nni_manager.training_services.kubernetes.storage import SharedStorage
 from nni_manager.training_services.kubernetes.watch import Change, Denied, Gone, Listed, Seen, Trouble, Watch
+from nni_manager.training_services.share import Share
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -130,6 +131,11 @@ class KubernetesService(TrainingService):
         return render_run_script()
 
     @property
+    def share(self) -> Share | None:
+        """As the storage has it."""
+        return self._storage.share
+
+    @property
     def completion(self) -> Completion:
         """As the operator decides it."""
         return self._operator.completion
@@ -185,7 +191,6 @@ class KubernetesService(TrainingService):
 
     def _hand_in(self, settings: KeeperSettings) -> str:
         """The uid of the job's resource."""
-        self._storage.hand_over(settings)
         operator, resource = self._operator, self._operator.resource
         wanted = operator.render(self._namespace, as_in_containers(settings))
         name = wanted["metadata"]["name"]
@@ -199,7 +204,8 @@ class KubernetesService(TrainingService):
                     f"cannot make {self._kind} {name}: another of that name is in namespace {self._namespace}; it is tried again "
                     "when that is gone"
                 ) from error
-        contents = [*job_secrets(operator.config, settings.token, self._logins), *self._storage.secrets()]
+        # `adopt` looks for the last one, the token's: where that is, they all are.
+        contents = [*self._storage.secrets(), *job_secrets(operator.config, settings.token, self._logins)]
         for secret in render_secrets(made, contents):
             # An earlier try has made it, or it goes with the resource that had this name before.
             with contextlib.suppress(AlreadyThere):

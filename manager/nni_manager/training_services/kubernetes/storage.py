@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trial_keeper.settings import KeeperSettings
+from nni_manager.training_services.share import Share
+
+STORAGE_SECRET = "-storage"
+"""The suffix of the secret that lets pods mount the storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +20,26 @@ class SecretContent:
     texts: Mapping[str, str] = field(repr=False)
 
 
+def azure_secret(account: str, key: str) -> SecretContent:
+    """What Kubernetes wants to know of an azureFile volume."""
+    texts = {"azurestorageaccountname": account, "azurestorageaccountkey": key}
+    return SecretContent(STORAGE_SECRET, "Opaque", texts)
+
+
 class SharedStorage:
     """A storage that this machine has mounted as pods have: what the manager writes is there for them already.
 
     One that is not extends this. Used from several threads at once.
     """
 
+    @property
+    def share(self) -> Share | None:
+        """How this machine reaches it in place of a mount; see `TrainingService.share`."""
+        return None
+
     def secrets(self) -> tuple[SecretContent, ...]:
-        """What pods need to know to mount it."""
+        """What pods need to know to mount it, of this moment."""
         return ()
-
-    def hand_over(self, settings: KeeperSettings) -> None:
-        """Bring there what the job's keepers will read, before the job is made. May take its time; `settings` are the manager's.
-
-        Raises:
-            UserMistake, TryAgain: it cannot be brought; no job is made then, until a later try.
-        """
 
     def close(self) -> None:
         """Let go of it."""

@@ -4,7 +4,7 @@ import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
 import * as format from "./format.js";
 import { plain } from "./plain.js";
 import { Live } from "./state/live.js";
-import { badge } from "./widgets/facts.js";
+import { badge, prose } from "./widgets/facts.js";
 import { enter } from "./pages/enter.js";
 import { experiments } from "./pages/experiments.js";
 import { jobs } from "./pages/jobs.js";
@@ -34,7 +34,8 @@ const navigation = NAVIGATION.map(([href = "", title, test = ""]) => link(href, 
 const theme = h("button", { type: "button", class: "quiet", "data-test": "theme-switch", click: nextTheme });
 const banners = h("div", { role: "region", "aria-label": "Notices" });
 const lost = h("p", { class: "banner warn", "data-test": "banner-connection", role: "alert" });
-const readOnly = h("p", { class: "banner", "data-test": "banner-readonly" }, "This is a read-only view of what is stored: nothing can be changed here. `nnictl resume` goes on with the experiment.");
+const readOnly = h("p", { class: "banner", "data-test": "banner-readonly" },
+  prose("This is a read-only view of what is stored: nothing can be changed here. `nnictl resume` goes on with the experiment."));
 const main = h("main", { id: "main", tabindex: -1 });
 const spoken = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
 
@@ -122,10 +123,13 @@ live.onConnection(() => {
   if (page === null) show();
 });
 
+// Said once, however often nobody answers: a screen reader reads it again whenever it changes.
+const drawLost = whenChanged((/** @type {string} */ text) => fill(lost, prose(text)));
+
 function tellSilence() {
   lost.hidden = live.connection !== "silent" || live.heardAtMs === 0;
   if (!lost.hidden) {
-    say(lost, `The manager has not answered since ${format.clock(live.heardAtMs)}: what you see is from then. Trials go on by themselves. This page goes on when the manager is back; if it died, \`nnictl resume\` brings it back.`);
+    drawLost(`The manager has not answered since ${format.clock(live.heardAtMs)}: what you see is from then. Trials go on by themselves. This page goes on when the manager is back; if it died, \`nnictl resume\` brings it back.`);
   }
 }
 

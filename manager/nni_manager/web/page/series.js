@@ -8,7 +8,7 @@ import { flat, shown } from "./parameters.js";
 /** So many marks are drawn at most: each is an element, and a reader sees no more. */
 export const MOST_MARKS = 1500;
 /** So many lines of parallel coordinates. */
-export const MOST_LINES = 2000;
+export const MOST_LINES = 1000;
 const SHADES = 10;
 /** A parameter with more different words than these is no use as an axis of words. */
 const MOST_WORDS = 40;

@@ -2,6 +2,7 @@
 
 import { fill, h } from "../dom.js";
 import { api, Refused } from "../state/api.js";
+import { prose } from "../widgets/facts.js";
 
 /** @import { Context, Page } from "./page.js" */
 
@@ -17,7 +18,7 @@ export function enter({ live, go }) {
 
   /** @param {string} text */
   function refuse(text) {
-    fill(message, h("p", { class: "bad-text" }, text),
+    fill(message, h("p", { class: "bad-text" }, prose(text)),
       h("p", {}, "Run ", h("code", {}, "nnictl webui url"), " where the experiment was created, and open the link that it prints. Each link lets in once, for ten minutes."));
   }
 

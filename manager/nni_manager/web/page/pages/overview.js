@@ -118,7 +118,7 @@ function problemsOf(summary) {
 /** @param {string} error */
 function titleOf(error) {
   if (error.includes("Traceback")) return "The tuner or assessor failed";
-  return /version/i.test(error) ? "Versions do not agree" : "The experiment was stopped by an error";
+  return /manager is version .* keeper is version /.test(error) ? "Versions do not agree" : "The experiment was stopped by an error";
 }
 
 function stateCard() {

@@ -25,6 +25,8 @@ const SHARES = [1, 5, 10, 20, 50, 100];
 /** Axes of parallel coordinates: more are no picture. */
 const MOST_AXES = 12;
 const CURVES = 10;
+/** More lines of parallel coordinates are a carpet: then the best tenth is shown first. */
+const MANY = 500;
 /** Importances are computed by the manager, of all results; not again for each. */
 const IMPORTANCE_EVERY_MS = 15_000;
 
@@ -133,7 +135,7 @@ export class TrialCharts {
   #parallel() {
     const chart = new Chart("Parameters and result of each trial", { note: "No trial has reported a final result yet.", height: 360 });
     const share = h("select", { "data-test": "top-percent", change: () => show() }, SHARES.map((percent) => h("option", { value: percent }, `best ${percent} %`)));
-    share.value = "100";
+    share.value = valued(this.#rows).length > MANY ? "10" : "100";
     fill(this.panel, h("label", { class: "check" }, "Trials ", share), chart.element);
     const show = () => chart.draw(() => {
       const all = valued(this.#rows);
@@ -264,7 +266,7 @@ function parallelFigure(axes, shades, maximize) {
   const x = axes.map((_, index) => index);
   const traces = ordered.map((heights, shade) => ({
     type: "scatter", mode: "lines", hoverinfo: "skip", y: heights, x: Array.from({ length: heights.length }, (_, at) => [...x, null][at % (axes.length + 1)]),
-    line: { width: 1.2, color: mix(colour["shade-low"] ?? "", colour["shade-high"] ?? "", shade / (ordered.length - 1)), simplify: false }, opacity: 0.35 + (0.5 * shade) / (ordered.length - 1),
+    line: { width: heights.length > 2000 ? 0.7 : 1.2, color: mix(colour["shade-low"] ?? "", colour["shade-high"] ?? "", shade / (ordered.length - 1)), simplify: false }, opacity: 0.35 + (0.5 * shade) / (ordered.length - 1),
   })).filter((trace) => trace.y.length > 0);
   const annotations = axes.flatMap((axis, index) => [
     { x: index, y: 1, yshift: 18, text: label(short(axis.name, 18)), showarrow: false, font: { size: 12, weight: 600 } },

@@ -1,6 +1,7 @@
 /** Questions, forms and short notices. A dialog is the browser's own: it keeps the focus, and escape closes it. */
 
 import { h } from "../dom.js";
+import { prose } from "./facts.js";
 
 /** @import { Child } from "../dom.js" */
 
@@ -38,7 +39,7 @@ export function openDialog(title, content, { isWide = false } = {}) {
 export async function confirm(title, text, yes) {
   let isSure = false;
   const { element, closed } = openDialog(title, [
-    h("p", {}, text),
+    h("p", {}, prose(text)),
     h("div", { class: "buttons" },
       h("button", { type: "button", "data-test": "confirm-no", autofocus: true, click: () => element.close() }, "Cancel"),
       h("button", { type: "button", class: "danger", "data-test": "confirm-yes", click: () => {
@@ -65,7 +66,7 @@ export function notify(text, look = "good") {
     toasts = h("div", { class: "toasts", role: "status", "aria-live": "polite" });
     document.body.append(toasts);
   }
-  const toast = h("div", { class: `toast ${look}`, "data-test": "toast" }, text);
+  const toast = h("div", { class: `toast ${look}`, "data-test": "toast" }, prose(text));
   toasts.append(toast);
   // A refusal is read more slowly than "done".
   setTimeout(() => toast.remove(), look === "bad" ? NOTICE_MS * 2 : NOTICE_MS);

@@ -18,6 +18,16 @@ export function badge(state) {
 }
 
 /**
+ * A sentence, in which what stands between backticks is a command.
+ *
+ * @param {string} text
+ * @returns {Child[]}
+ */
+export function prose(text) {
+  return plain(text).split("`").map((part, index, all) => (index % 2 === 1 && index < all.length - 1 ? h("code", {}, part) : index % 2 === 1 ? `\`${part}` : part));
+}
+
+/**
  * Names with what they are; a null value leaves its name out.
  *
  * @param {[string, Child][]} entries
@@ -101,6 +111,6 @@ export function trouble(title, text, test) {
   const lines = plain(text).trim().split("\n");
   const rest = lines.slice(1).join("\n");
   return h("div", { class: "trouble", "data-test": test ?? null },
-    h("strong", {}, title), h("p", {}, lines[0] ?? ""),
+    h("strong", {}, title), h("p", {}, prose(lines[0] ?? "")),
     rest && h("details", { open: true }, h("summary", {}, "All of it"), h("pre", { tabindex: 0 }, rest)));
 }

@@ -1,0 +1,243 @@
+"""A user's own Framework, of which the jobs of an experiment are made: which roles it has, and what in it cannot work.
+
+Roles, images, volumes and all else that Kubernetes knows of pods are the user's. What jobs add is not to be in it: the keeper,
+that runs each role's own command, its variables, the shared storage, and the labels that jobs are found by.
+
+Source: FrameworkController v1, Framework; NNI v2.10 for one container per pod and for the policies of roles that have none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.config.document import Document
+from nni_manager.config.mistakes import ConfigInvalid, key_of, shown
+from nni_manager.config.model import JOB_LABELS, MOUNT, VOLUME, RoleConfig
+from trial_keeper.settings import PREFIX
+
+_API_VERSION, _KIND = "frameworkcontroller.microsoft.com/v1", "Framework"
+_NAME = re.compile(r"[a-z0-9]{1,63}")
+_MOST_TASKS = 10_000
+_GPU = "nvidia.com/gpu"
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkTemplate:
+    """A template that can be used, as JSON. Of its roles, `cpu` and `memory_mb` are 0: what they ask for is in the text."""
+
+    text: str
+    roles: tuple[RoleConfig, ...]
+
+
+def read_template(document: Document, namespace: str | None) -> FrameworkTemplate:
+    """The template in a document. `namespace` is the one that the experiment file names.
+
+    Raises:
+        ConfigInvalid: it cannot be used; with all that is wrong with it.
+    """
+    reading = _Reading(document)
+    roles: tuple[RoleConfig, ...] = ()
+    text = ""
+    if reading.is_framework():
+        reading.look_at_whole(namespace)
+        roles = tuple(reading.roles())
+        try:
+            text = json.dumps(document.value, allow_nan=False)
+        except (TypeError, ValueError):
+            reading.refuse((), "it holds a date or no finite number", "put such text in quotes")
+    if reading.mistakes:
+        raise ConfigInvalid(reading.mistakes)
+    return FrameworkTemplate(text, roles)
+
+
+class _Reading:
+    """One pass over a template: notes every mistake, and goes on."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.mistakes = list(document.mistakes)
+
+    def refuse(self, place: Place, why: str, way_out: str) -> None:
+        """Note that what is at a place cannot be used."""
+        what = key_of(place) or "this template"
+        self.mistakes.append(self.document.mistake(place, f"cannot use {what}: {why}; {way_out}"))
+
+    def is_framework(self) -> bool:
+        """Whether there are roles to look at."""
+        value = self.document.value
+        found = (value.get("apiVersion"), value.get("kind")) if isinstance(value, dict) else (None, None)
+        if found != (_API_VERSION, _KIND):
+            self.refuse((), "it is no Framework", f"write apiVersion: {_API_VERSION} and kind: {_KIND}")
+            return False
+        spec = self.mapping(("spec",), value.get("spec"), needed=True)
+        roles = spec.get("taskRoles")
+        if spec and not (isinstance(roles, list) and roles):
+            self.refuse(("spec", "taskRoles"), "it must be a list of roles", "name at least one")
+            return False
+        return bool(spec)
+
+    def mapping(self, place: Place, value: Any, *, needed: bool = False) -> Mapping[str, Any]:
+        """The mapping at a place; empty where there is none."""
+        if isinstance(value, dict) and (value or not needed):
+            return value
+        if value is not None or needed:
+            why = (
+                "it is not there"
+                if value is None
+                else f"{shown(value)} is not a mapping with something in it"
+            )
+            self.refuse(place, why, "write what belongs there")
+        return {}
+
+    def items(self, place: Place, value: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+        """The mappings in the list at a place, each with its own place."""
+        if value is not None and not isinstance(value, list):
+            self.refuse(place, f"{shown(value)} is not a list", "write one, or remove it")
+            return
+        for index, each in enumerate(value or ()):
+            yield (*place, index), self.mapping((*place, index), each)
+
+    # ---- the Framework
+
+    def look_at_whole(self, namespace: str | None) -> None:
+        """What is said of the Framework itself."""
+        value = self.document.value
+        meta = self.mapping(("metadata",), value.get("metadata"))
+        self._look_at_labels(("metadata", "labels"), meta.get("labels"))
+        if meta.get("namespace") not in (None, namespace):
+            self.refuse(
+                ("metadata", "namespace"),
+                "jobs are made in frameworkcontrollerConfig.namespace",
+                "write it there, and remove it here",
+            )
+        spec = value["spec"]
+        if spec.get("executionType") not in (None, "Start"):
+            self.refuse(("spec", "executionType"), "jobs are to start", "write Start, or remove it")
+        self._look_at_retries(("spec", "retryPolicy"), spec.get("retryPolicy"))
+
+    def _look_at_labels(self, place: Place, labels: Any) -> None:
+        for name in self.mapping(place, labels):
+            if name in JOB_LABELS:
+                self.refuse((*place, name), "jobs are found by that label", "give yours another name")
+
+    def _look_at_retries(self, place: Place, policy: Any) -> None:
+        policy = self.mapping(place, policy)
+        if policy.get("fancyRetryPolicy") or policy.get("maxRetryCount"):
+            self.refuse(
+                place,
+                "a task that has ended is not run again in its job",
+                "write maxTrialRetry in the experiment file, and remove it",
+            )
+
+    # ---- its roles
+
+    def roles(self) -> Iterator[RoleConfig]:
+        """Those that can be read."""
+        names: list[Any] = []
+        for place, role in self.items(("spec", "taskRoles"), self.document.value["spec"]["taskRoles"]):
+            name, tasks = role.get("name"), role.get("taskNumber")
+            if not (isinstance(name, str) and _NAME.fullmatch(name)):
+                self.refuse((*place, "name"), f"{shown(name)} is no name", "write small letters and digits")
+            elif name in names:
+                self.refuse((*place, "name"), f"another role is {name!r}, too", "give each its own name")
+            names.append(name)
+            if not (type(tasks) is int and 1 <= tasks <= _MOST_TASKS):
+                self.refuse(
+                    (*place, "taskNumber"),
+                    f"{shown(tasks)} is no number of tasks",
+                    f"write 1 to {_MOST_TASKS}",
+                )
+                tasks = 1
+            ends = (*place, "frameworkAttemptCompletionPolicy")
+            policy = self.mapping(ends, role.get("frameworkAttemptCompletionPolicy"))
+            task = self.mapping((*place, "task"), role.get("task"), needed=True)
+            self._look_at_retries((*place, "task", "retryPolicy"), task.get("retryPolicy"))
+            command, image, gpu = self._pod((*place, "task", "pod"), task)
+            yield RoleConfig(
+                *(str(name), tasks, command, image, gpu),
+                cpu=0,
+                memory_mb=0,
+                min_failed=self._count((*ends, "minFailedTaskCount"), policy, 1),
+                min_succeeded=self._count((*ends, "minSucceededTaskCount"), policy, -1),
+            )
+
+    def _count(self, place: Place, policy: Mapping[str, Any], default: int) -> int:
+        count = policy.get(str(place[-1]), default)
+        if type(count) is not int or count < -1:
+            self.refuse(
+                place,
+                f"{shown(count)} is no number of tasks",
+                "write -1 for none, or a whole number from 1 on",
+            )
+            return default
+        return count
+
+    def _pod(self, place: Place, task: Mapping[str, Any]) -> tuple[str, str, int]:
+        """The command and the image of its container, and the GPUs that it asks for."""
+        pod = self.mapping(place, task.get("pod"), needed=bool(task))
+        meta = self.mapping((*place, "metadata"), pod.get("metadata"))
+        self._look_at_labels((*place, "metadata", "labels"), meta.get("labels"))
+        place = (*place, "spec")
+        spec = self.mapping(place, pod.get("spec"), needed=bool(pod))
+        if spec.get("restartPolicy") not in (None, "Never"):
+            self.refuse(
+                (*place, "restartPolicy"),
+                "a task that has ended is not run again in its job",
+                "write Never, or remove it",
+            )
+        for each, volume in self.items((*place, "volumes"), spec.get("volumes")):
+            if volume.get("name") == VOLUME:
+                self.refuse(
+                    (*each, "name"), "the experiment's storage has that name", "give yours another one"
+                )
+        containers = list(self.items((*place, "containers"), spec.get("containers")))
+        if len(containers) != 1:
+            if spec:
+                self.refuse(
+                    (*place, "containers"),
+                    f"there are {len(containers)}",
+                    "write exactly one, in which the trial runs",
+                )
+            return "", "", 0
+        return self._container(*containers[0])
+
+    def _container(self, place: Place, container: Mapping[str, Any]) -> tuple[str, str, int]:
+        for key in ("command", "args"):
+            words = container.get(key, [])
+            if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+                self.refuse((*place, key), "it must be a list of texts", "write e.g. [python3, train.py]")
+                return "", "", 0
+        command = [*container.get("command", ()), *container.get("args", ())]
+        if not container.get("command"):
+            self.refuse(
+                (*place, "command"),
+                "the keeper starts it in the place of what the image runs",
+                "write the whole command, e.g. [python3, train.py]",
+            )
+        if "workingDir" in container:
+            self.refuse(
+                (*place, "workingDir"),
+                "a trial runs in its own copy of codeDir",
+                "remove it, or let the command change it",
+            )
+        for each, variable in self.items((*place, "env"), container.get("env")):
+            if str(variable.get("name")).startswith(PREFIX):
+                self.refuse((*each, "name"), "keepers have variables of that name", "give yours another one")
+        for each, mount in self.items((*place, "volumeMounts"), container.get("volumeMounts")):
+            if str(mount.get("mountPath")).rstrip("/") == MOUNT:
+                self.refuse(
+                    (*each, "mountPath"), "the experiment's storage is mounted there", "choose another path"
+                )
+        image = container.get("image")
+        if not (isinstance(image, str) and image):
+            self.refuse((*place, "image"), f"{shown(image)} is no image", "write the name of one")
+        resources = self.mapping((*place, "resources"), container.get("resources"))
+        limits = self.mapping((*place, "resources", "limits"), resources.get("limits"))
+        gpus = str(limits.get(_GPU, 0))
+        return shlex.join(command), str(image), int(gpus) if gpus.isdigit() else 0

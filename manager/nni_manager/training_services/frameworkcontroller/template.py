@@ -1,0 +1,83 @@
+"""A job made of the user's own Framework. Pure, as `render` is.
+
+The template's roles, images, volumes, resources and whatever else it says of pods stay. Added are the job's name and labels, the
+keeper in the place of each role's command, its variables, the shared storage, and what is not said and Kubernetes or
+FrameworkController would decide otherwise than a trial needs it.
+"""
+
+from __future__ import annotations
+
+import json
+
+from nni_manager.config.model import MOUNT, VOLUME, KubernetesConfig, RoleConfig
+from nni_manager.training_services.kubernetes.api import Document
+from nni_manager.training_services.kubernetes.render import (
+    command_of,
+    environment_of,
+    grace_of,
+    volume_of,
+)
+from trial_keeper.settings import PREFIX, KeeperSettings
+
+# The role's command, word for word as Kubernetes makes it, as a line of bash.
+_EXPORTS_COMMAND = f"""export {PREFIX}COMMAND="$(printf '%q ' "$@")\""""
+
+
+def template_of(config: KubernetesConfig) -> Document | None:
+    """The template of an experiment that has one."""
+    found: Document | None = None if config.template_text is None else json.loads(config.template_text)
+    return found
+
+
+def pods_of(template: Document) -> list[Document]:
+    """What its roles say of their pods."""
+    return [role["task"]["pod"]["spec"] for role in template["spec"]["taskRoles"]]
+
+
+def has_own_barrier(pod: Document) -> bool:
+    """Whether a pod of the template waits for the others by itself."""
+    return any(each.get("name") == "frameworkbarrier" for each in pod.get("initContainers") or ())
+
+
+def with_labels(metadata: Document | None, labels: dict[str, str]) -> Document:
+    """The user's labels and annotations with the labels of a job."""
+    given = metadata or {}
+    notes = {"annotations": given["annotations"]} if given.get("annotations") else {}
+    return {"labels": {**(given.get("labels") or {}), **labels}, **notes}
+
+
+def with_keeper(
+    pod: Document,
+    config: KubernetesConfig,
+    role: RoleConfig,
+    name: str,
+    settings: KeeperSettings,
+    *,
+    environ: dict[str, str],
+    before: tuple[str, ...],
+) -> Document:
+    """The user's pod, in which the keeper runs the command of its only container. See `render.pod_spec`."""
+    (container,) = pod["containers"]
+    own = [each for each in container.get("env") or () if isinstance(each, dict)]
+    names = {each.get("name") for each in own} | {f"{PREFIX}COMMAND"}
+    ours = environment_of(role, name, settings, environ)
+    made = {
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **container,
+        "command": [*command_of(settings, (_EXPORTS_COMMAND, *before)), "bash"],
+        "args": [*container["command"], *(container.get("args") or ())],
+        # The user's first: a command may speak of them, and theirs are meant where both have one.
+        "env": [*own, *(each for each in ours if each["name"] not in names)],
+        "volumeMounts": [*(container.get("volumeMounts") or ()), {"name": VOLUME, "mountPath": MOUNT}],
+    }
+    account = {} if config.service_account is None else {"serviceAccountName": config.service_account}
+    return {
+        **account,
+        "restartPolicy": "Never",
+        **pod,
+        "containers": [made],
+        "terminationGracePeriodSeconds": max(
+            pod.get("terminationGracePeriodSeconds") or 0, grace_of(settings)
+        ),
+        "volumes": [*(pod.get("volumes") or ()), {"name": VOLUME, **volume_of(config.storage, name)}],
+    }

@@ -1,0 +1,247 @@
+"""Azure Files: the share that pods mount, reached by calls with the key of its account.
+
+A file is sent under another name and renamed, because one that is being sent is shown in its whole size, with zeros in it. A
+key that the account does not accept any more is read anew from the vault once, since keys are changed there.
+
+Source: Azure Files REST API (Create File, Put Range, Rename File, Get File), and its error codes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+from azure.core.exceptions import AzureError, HttpResponseError, ResourceExistsError, ResourceNotFoundError
+from azure.storage.fileshare import ShareClient
+
+from nni_manager.config.model import AzureStorage
+from nni_manager.errors import NniManagerError
+from nni_manager.training_services.kubernetes.azure_vault import read_key, words_of
+from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage, azure_secret
+from nni_manager.training_services.patience import Patience
+from nni_manager.training_services.share import Share, ShareAway
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_OF_THE_MOMENT = (408, 429, 500, 502, 503, 504)
+_REMEDIES = {
+    "AuthenticationFailed": "put the account's key of today into the vault",
+    "AuthorizationFailure": "let this machine's address through the firewall of the storage account",
+    "KeyBasedAuthenticationNotPermitted": "let the storage account be used with its keys",
+    "ShareSizeLimitReached": "remove what nobody needs from the share, or raise its quota",
+}
+
+
+class AzureShare(Share, SharedStorage):
+    """The share of one experiment. What is below `root`, the workspace on this machine, is below a folder of that name there."""
+
+    def __init__(self, storage: AzureStorage, root: Path, patience: Patience | None = None) -> None:
+        """Read the key. Uploads are made again as often as the experiment file says.
+
+        Raises:
+            KeyUnreadable, VaultAway: it cannot be had.
+        """
+        self._storage, self._root = storage, root
+        self._patience = patience or Patience(tries=1 + storage.upload_tries_again)
+        self._lock = threading.Lock()
+        self._key = read_key(storage, self._patience)
+        self._client = self._client_with(self._key)
+        self._made: set[str] = set()
+        """Folders that are there."""
+        self._is_closed = threading.Event()
+
+    @property
+    def share(self) -> Share:
+        """Itself."""
+        return self
+
+    def secrets(self) -> tuple[SecretContent, ...]:
+        """The account and its key of now."""
+        return (azure_secret(self._storage.account, self._key),)
+
+    def check(self) -> None:
+        """See that the account takes the key. Whether there is the share already does not matter.
+
+        Raises:
+            ShareAway: it does not.
+        """
+
+        def look(client: Any) -> None:
+            with contextlib.suppress(ResourceNotFoundError):  # it will be made
+                client.get_share_properties()
+
+        self._call(f"reach the share {self._storage.share}", look)
+
+    def send(self, path: Path, *, is_fixed: bool = False) -> None:
+        """See `Share`."""
+        place = self._place(path)
+
+        def upload(client: Any) -> None:
+            try:
+                if path.is_dir():
+                    self._make(client, place)
+                    return
+                folder, _, name = place.rpartition("/")
+                self._make(client, folder)
+                size = path.stat().st_size
+                file = client.get_directory_client(folder).get_file_client(f".{name}.new")
+                if is_fixed and self._has(client, place, size):
+                    return
+                with path.open("rb") as content:
+                    file.upload_file(content, length=size)
+                file.rename_file(place, overwrite=True)
+            except ResourceNotFoundError:
+                # Somebody has removed a folder on the way; it is made again by the next try.
+                self._made.clear()
+                raise
+
+        self._call(f"upload {place} to the share {self._storage.share}", upload)
+
+    def read(self, path: Path, offset: int, longest: int) -> bytes:
+        """See `Share`."""
+        place = self._place(path)
+
+        def download(client: Any) -> bytes:
+            try:
+                content: bytes = (
+                    client.get_file_client(place).download_file(offset=offset, length=longest).readall()
+                )
+            except ResourceNotFoundError:
+                return b""
+            except HttpResponseError as error:
+                if error.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    return b""  # it is no longer than that
+                raise
+            return content
+
+        return self._call(f"read {place} on the share {self._storage.share}", download)
+
+    def folders_in(self, path: Path) -> list[str]:
+        """See `Share`."""
+        place = self._place(path)
+
+        def names(client: Any) -> list[str]:
+            try:
+                entries = list(client.list_directories_and_files(place))
+            except ResourceNotFoundError:
+                return []
+            return [entry["name"] for entry in entries if entry["is_directory"]]
+
+        return self._call(f"list {place} on the share {self._storage.share}", names)
+
+    def remove(self, path: Path) -> None:
+        """See `Share`."""
+        place = self._place(path)
+
+        def clear(client: Any, place: str) -> None:
+            folder = client.get_directory_client(place)
+            for entry in list(folder.list_directories_and_files()):
+                if entry["is_directory"]:
+                    clear(client, f"{place}/{entry['name']}")
+                else:
+                    folder.delete_file(entry["name"])
+            folder.delete_directory()
+
+        def remove_all(client: Any) -> None:
+            self._made.clear()
+            with contextlib.suppress(ResourceNotFoundError):  # it is gone
+                clear(client, place)
+
+        self._call(f"remove {place} from the share {self._storage.share}", remove_all)
+
+    def close(self) -> None:
+        """End the waiting between two tries, and the connections."""
+        self._is_closed.set()
+        self._client.close()
+
+    # ---- inside
+
+    def _place(self, path: Path) -> str:
+        return path.relative_to(self._root.parent).as_posix()
+
+    def _make(self, client: Any, folder: str) -> None:
+        """Make the folder, those above it, and the share, unless they are there."""
+        if folder in self._made:
+            return
+        try:
+            if folder:
+                self._make(client, folder.rpartition("/")[0])
+                client.get_directory_client(folder).create_directory()
+            else:
+                client.create_share()
+        except ResourceExistsError:
+            pass
+        self._made.add(folder)
+
+    @staticmethod
+    def _has(client: Any, place: str, size: int) -> bool:
+        """Whether a file of this size is there."""
+        try:
+            found = client.get_file_client(place).get_file_properties()
+        except ResourceNotFoundError:
+            return False
+        return bool(found.size == size)
+
+    def _client_with(self, key: str) -> Any:
+        return ShareClient(
+            f"https://{self._storage.account}.file.core.windows.net",
+            self._storage.share,
+            credential={"account_name": self._storage.account, "account_key": key},
+            # Whether and when a call is made again is ours to say.
+            retry_total=0,
+            connection_timeout=self._patience.connect_within_s,
+            read_timeout=self._patience.answer_within_s,
+        )
+
+    def _call(self, what: str, call: Callable[[Any], Answer]) -> Answer:
+        failures, has_new_key = 0, False
+        while True:
+            key, client = self._key, self._client
+            try:
+                return call(client)
+            except OSError as error:  # of this machine's own file
+                raise ShareAway(f"cannot {what}: {error}; see to the disk of this machine") from error
+            except AzureError as error:
+                code = getattr(error, "error_code", None)
+                code = str(getattr(code, "value", code))
+                if code == "AuthenticationFailed" and not has_new_key:
+                    has_new_key = self._renew(what, key)
+                    continue
+                failures += 1
+                remedy = _REMEDIES.get(code, "see to the network, and to the storage account")
+                problem = ShareAway(
+                    f"cannot {what} of storage account {self._storage.account}: {words_of(error)}; {remedy}"
+                )
+                if failures >= self._patience.tries or not _may_pass(error):
+                    raise problem from error
+                log.info("%s: tried again", problem)
+                if self._is_closed.wait(self._patience.delay_s(failures, None)):
+                    raise problem from error
+
+    def _renew(self, what: str, refused: str) -> bool:
+        """Take the key that the vault has now, in the place of one that was refused."""
+        with self._lock:
+            if self._key != refused:
+                return True  # another thread has done it
+            try:
+                self._key = read_key(self._storage, self._patience)
+            except NniManagerError as error:
+                raise ShareAway(f"cannot {what}: its key is not accepted any more, and: {error}") from error
+            if self._key != refused:
+                log.info("the key of storage account %s has changed", self._storage.account)
+                self._client = self._client_with(self._key)  # others may be in a call of the old one
+        return True
+
+
+def _may_pass(error: AzureError) -> bool:
+    """Whether the same call may succeed a moment later."""
+    if not isinstance(error, HttpResponseError) or error.status_code is None:
+        return True  # no answer
+    return error.status_code in _OF_THE_MOMENT or isinstance(error, ResourceNotFoundError)

@@ -1,0 +1,97 @@
+"""The key of an Azure storage account, from the vault where its owner keeps it.
+
+Who asks is whoever this process is logged in as: the AZURE_* variables of a service principal, a workload's or a machine's
+managed identity, or the user of Azure's own command line. The key is in no message, log or repr.
+
+Source: azure-identity, DefaultAzureCredential; Key Vault REST API, Get Secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import logging
+from http import HTTPStatus
+
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceNotFoundError,
+)
+from azure.identity import DefaultAzureCredential
+from azure.keyvault.secrets import SecretClient
+
+from nni_manager.config.model import AzureStorage
+from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultAway
+from nni_manager.training_services.patience import Patience
+
+_LONGEST_WORDS = 300
+# They tell every call with all its headers, and of what fails no more than our errors do.
+for _name in ("azure", "msal"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+
+def read_key(storage: AzureStorage, patience: Patience) -> str:
+    """The account's key as it is now.
+
+    Raises:
+        KeyUnreadable: nobody is logged in who may read it, or there is none.
+        VaultAway: the vault does not answer.
+    """
+    what = f"cannot read the key of storage account {storage.account}"
+    where = f"secret {storage.secret} of the vault {storage.vault}"
+    limits = {
+        "retry_total": patience.tries - 1,
+        "retry_backoff_factor": patience.first_s,
+        "retry_backoff_max": patience.longest_s,
+        "connection_timeout": patience.connect_within_s,
+        "read_timeout": patience.answer_within_s,
+    }
+    address = f"https://{storage.vault}.vault.azure.net"
+    try:
+        with (
+            contextlib.closing(DefaultAzureCredential(**limits)) as login,
+            contextlib.closing(SecretClient(address, login, **limits)) as vault,
+        ):
+            key = vault.get_secret(storage.secret).value or ""
+    except ResourceNotFoundError as error:
+        raise KeyUnreadable(f"{what}: there is no {where}; correct keyVault, or put the key there") from error
+    except ClientAuthenticationError as error:
+        raise KeyUnreadable(
+            f"{what}: Azure does not let this process in ({words_of(error)}); log in with `az login`, set AZURE_TENANT_ID, "
+            "AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or give this machine a managed identity"
+        ) from error
+    except HttpResponseError as error:
+        if error.status_code != HTTPStatus.FORBIDDEN:
+            raise VaultAway(f"{what}: {where} cannot be had ({words_of(error)}); try again later") from error
+        raise KeyUnreadable(
+            f"{what}: this login may not read {where} ({words_of(error)}); ask its owner for the role Key Vault Secrets User, "
+            "and see that the vault's firewall lets this machine in"
+        ) from error
+    except AzureError as error:
+        raise VaultAway(
+            f"{what}: the vault at {address} does not answer ({words_of(error)}); see to the network, and that "
+            "keyVault.vaultName is right"
+        ) from error
+    try:
+        base64.b64decode(key, validate=True)
+    except binascii.Error:
+        key = ""
+    if not key:
+        raise KeyUnreadable(
+            f"{what}: {where} is no key of a storage account; put one of the account's two keys there"
+        )
+    return key
+
+
+def words_of(error: AzureError) -> str:
+    """What Azure says is wrong, in one line."""
+    if isinstance(error, HttpResponseError) and error.status_code is not None:
+        # A code of the file service is a member of an enumeration, one of the vault's is in its message.
+        code = getattr(error, "error_code", None) or (error.error and error.error.code)
+        return f"it answers {error.status_code} {getattr(code, 'value', code) or error.reason}"
+    lines = str(error.message).strip().splitlines() or [type(error).__name__]
+    # A login that was tried in many ways says first that it was; what Azure itself has answered has a code.
+    return next((line for line in lines if "AADSTS" in line), lines[0]).strip()[:_LONGEST_WORDS]

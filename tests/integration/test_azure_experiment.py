@@ -1,0 +1,103 @@
+"""An experiment whose jobs mount a share of Azure, when the network between keepers and manager, or an upload, fails."""
+
+import asyncio
+
+import pytest
+from azure_here import ACCOUNT, SECRET, SHARE, VAULT, Azure
+from kube_api import KubeCluster
+from kube_controllers import FRAMEWORKS
+from kube_definitions import FRAMEWORK
+from kube_store import DEFINITIONS, PODS, SECRETS
+from real_experiment import RealExperiment, a_manager_here, until
+
+pytest.importorskip("kubernetes")
+pytest.importorskip("azure.storage.fileshare")
+
+from nni_manager import services
+from nni_manager.domain.experiment import ExperimentState
+from nni_sdk.records import decode
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.workspace import Workspace
+
+TRAIN = """\
+import nni_sdk
+for step in range(500):
+    nni_sdk.report_intermediate_result(step)
+nni_sdk.report_final_result(nni_sdk.get_next_parameter()["x"])
+"""
+ROLE = {
+    "name": "worker",
+    "taskNum": 1,
+    "frameworkAttemptCompletionPolicy": {"minFailedTaskCount": 1, "minSucceededTaskCount": 1},
+    "command": "python3 train.py",
+    "gpuNum": 0,
+    "cpuNum": 1,
+    "memoryMB": 512,
+    "image": "me/train:1",
+}
+# Nobody listens there.
+NOWHERE = "127.0.0.1:9"
+
+
+@pytest.fixture
+def azure(tmp_path, monkeypatch):
+    with Azure(tmp_path / "azure") as azure:
+        for name, value in azure.environ.items():
+            monkeypatch.setenv(name, value)
+        yield azure
+
+
+@pytest.fixture
+def cluster(tmp_path, azure, monkeypatch):
+    (tmp_path / "node").mkdir()
+    with KubeCluster(tmp_path / "node", {(ACCOUNT, SHARE, azure.key): azure.share}) as cluster:
+        cluster.store.create(DEFINITIONS, "", FRAMEWORK)
+        (tmp_path / "kubeconfig").write_text(cluster.api.kubeconfig())
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield cluster
+
+
+def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_path, azure, cluster):
+    experiment = RealExperiment(
+        tmp_path,
+        TRAIN,
+        maxTrialNum=1,
+        trialConcurrency=1,
+        trainingServicePlatform="frameworkcontroller",
+        trial={"codeDir": ".", "taskRoles": [ROLE]},
+        frameworkcontrollerConfig={
+            "storage": "azureStorage",
+            "azureStorage": {"accountName": ACCOUNT, "azureShare": SHARE},
+            "keyVault": {"vaultName": VAULT, "name": SECRET},
+        },
+    )
+    experiment.create()
+    azure.refuses, azure.refuses_at = (403, "AuthorizationFailure"), "/trial.json"
+
+    async def play():
+        make_service = await asyncio.to_thread(services.make_service, experiment.config, experiment.folder)
+        async with a_manager_here(experiment, make_service, told=NOWHERE) as engine:
+            await until(lambda: engine.picture().problem, "the upload fails")
+            told = engine.picture().problem
+            assert "cannot upload TESTEXPT/trials/" in told
+            assert "let this machine's address through the firewall" in told
+            assert azure.key not in told
+            assert not cluster.store.list(FRAMEWORKS)
+            assert cluster.api.counted()["create", "frameworks"] == 0
+            azure.refuses = None
+            await until(lambda: engine.experiment.state is ExperimentState.DONE, "it is done")
+            (trial,) = engine.experiment.trials.values()
+            assert trial.state.value == "SUCCEEDED", trial.message
+            return trial.trial_id
+
+    trial_id = asyncio.run(asyncio.wait_for(play(), 150))
+    left = Workspace(azure.share / "TESTEXPT").attempt(AttemptKey(trial_id, 0, "worker-0"))
+    written = decode(left.stream(Stream.METRICS).read_bytes(), 0).records
+    rows = experiment.rows(trial_id)
+    assert len(written) == 501
+    assert [(row.record_offset, row.value) for row in rows] == [(each.offset, each.value) for each in written]
+    asyncio.run(asyncio.wait_for(until(lambda: not cluster.store.list(FRAMEWORKS), "it is cleared away"), 60))
+    assert not cluster.store.list(SECRETS)
+    assert not cluster.store.list(PODS)
+    assert services.remove_from_share(experiment.config, experiment.folder.workspace) == ""
+    assert list(azure.share.iterdir()) == []

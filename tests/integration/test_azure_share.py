@@ -1,0 +1,259 @@
+"""A share of Azure by the real SDK: what is sent is there, what is read is what is there, and the key stays where it belongs."""
+
+import base64
+import contextlib
+import logging
+import shutil
+
+import pytest
+from azure_here import ACCOUNT, FILE_HOST, SECRET, SHARE, VAULT, Azure, new_key
+
+pytest.importorskip("azure.storage.fileshare")
+
+from nni_manager.config.model import AzureStorage
+from nni_manager.domain.trial import Trial
+from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.training_services.base import Placement
+from nni_manager.training_services.kubernetes.azure_share import AzureShare
+from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultAway
+from nni_manager.training_services.patience import Patience
+from nni_manager.training_services.share import ShareAway
+from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import ManagerDocument, Workspace, exit_to_bytes
+
+STORAGE = AzureStorage(ACCOUNT, SHARE, VAULT, SECRET)
+QUICK = Patience(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
+KEY = AttemptKey("trial", 0, "worker-0")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Azure, and a share whose key was read from it once."""
+    folder = tmp_path_factory.mktemp("azure")
+    with Azure(folder / "azure") as azure, pytest.MonkeyPatch.context() as patch:
+        for name, value in azure.environ.items():
+            patch.setenv(name, value)
+        with contextlib.closing(AzureShare(STORAGE, folder / "EXPT", QUICK)) as share:
+            yield azure, share
+
+
+@pytest.fixture
+def azure(site):
+    azure, share = site
+    azure.lets_in, azure.refuses, azure.fails_with = True, None, []
+    azure.key = azure.vault_key = share._key
+    if azure.share.exists():
+        share.remove(share._root)
+    azure.asked.clear()
+    return azure
+
+
+@pytest.fixture
+def share(azure, site):
+    return site[1]
+
+
+@pytest.fixture
+def workspace(site):
+    workspace = Workspace(site[1]._root)
+    shutil.rmtree(workspace.root, ignore_errors=True)
+    workspace.trials.mkdir(parents=True)
+    return workspace
+
+
+def contents(folder):
+    """What keepers see: every file below a folder, and the empty folders."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if path.is_file() or not any(path.iterdir())
+    }
+
+
+def a_trial():
+    return Trial("trial", 0, {"x": 1}, {}, 0.0, "trial")
+
+
+# ---- what keepers read
+
+
+def test_all_that_keepers_read_is_on_the_share_once_it_is_written_and_manager_json_comes_last(
+    azure, share, workspace
+):
+    files = SharedFiles(workspace, share)
+    workspace.code_snapshot("c0de").write_bytes(bytes(range(256)) * 20_000)  # more than a range takes
+    workspace.checkpoints.mkdir()
+    document = ManagerDocument("EXPT", "0.6.0", ("10.0.0.1:8081",))
+    files.write_experiment(document, "echo\n", "code-c0de.tar.gz")
+    assert contents(azure.share / "EXPT") == contents(workspace.root)
+    assert azure.writes()[-1] == "PUT nni/EXPT/manager.json?comp=rename"
+    files.write_trial(a_trial(), "true", Placement(None, None), "code-c0de.tar.gz")
+    files.write_stop(StopTrial("trial", ExitReason.STOPPED_BY_USER))
+    files.write_experiment(ManagerDocument("EXPT", "0.6.0", ("10.0.0.2:8081",)), "echo\n", "code-c0de.tar.gz")
+    assert contents(azure.share / "EXPT") == contents(workspace.root)
+    snapshots = [call for call in azure.writes() if "code-c0de" in call]
+    assert [call for call in snapshots if "rename" in call] == ["PUT nni/EXPT/code-c0de.tar.gz?comp=rename"]
+
+
+def test_no_file_is_ever_seen_in_part(azure, share, workspace):
+    workspace.run_sh.write_bytes(b"x" * 5_000_000)
+    share.send(workspace.run_sh)
+    share.send(workspace.run_sh)
+    under_its_name = {call for call in azure.writes() if call.startswith("PUT nni/EXPT/run.sh")}
+    assert under_its_name == {"PUT nni/EXPT/run.sh?comp=rename"}
+    assert list((azure.share / "EXPT").iterdir()) == [azure.share / "EXPT" / "run.sh"]
+
+
+def test_folders_that_somebody_removed_are_made_again(azure, share, workspace):
+    workspace.run_sh.write_text("echo\n")
+    share.send(workspace.run_sh)
+    share.remove(workspace.root)
+    assert list(azure.share.iterdir()) == []
+    share.remove(workspace.root)  # and nothing is no matter
+    share.send(workspace.run_sh)
+    (azure.share / "EXPT" / "run.sh").unlink()
+    (azure.share / "EXPT").rmdir()
+    share.send(workspace.run_sh)
+    assert (azure.share / "EXPT" / "run.sh").read_text() == "echo\n"
+
+
+# ---- what keepers leave
+
+
+def test_what_keepers_leave_is_read_by_ranges_with_the_same_offsets_as_from_a_mount(azure, share, workspace):
+    there = Workspace(azure.share / "EXPT").attempt(KEY)
+    files, mounted = SharedFiles(workspace, share), SharedFiles(Workspace(azure.share / "EXPT"))
+    assert files.newest_attempts("trial") == []
+    assert not files.see_attempt(KEY, {Stream.METRICS: 0}).has_begun
+    there.stream(Stream.METRICS).parent.mkdir(parents=True)
+    there.output.mkdir()
+    there.stream(Stream.METRICS).write_bytes(b"metrics" * 50_000)
+    there.stream(Stream.KEEPER).write_bytes(b"it runs\n")
+    there.stream(Stream.STDERR).write_bytes(b"")
+    looks = [
+        ({Stream.METRICS: 0, Stream.STDOUT: 0, Stream.STDERR: 0}, False),
+        ({Stream.METRICS: 262_144, Stream.KEEPER: 3}, False),
+        ({Stream.METRICS: 350_000}, False),
+        ({Stream.METRICS: 999_999}, True),
+    ]
+    for ended in (False, True):
+        if ended:
+            end = TrialEnded(KEY, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 349_999})
+            there.exit_json.write_bytes(exit_to_bytes(end))
+        assert files.newest_attempts("trial") == mounted.newest_attempts("trial") == [KEY]
+        for offsets, is_over in looks:
+            seen = files.see_attempt(KEY, offsets, is_over=is_over)
+            assert seen == mounted.see_attempt(KEY, offsets, is_over=is_over)
+    assert not any(
+        call.startswith("GET nni/EXPT/trials/trial/attempts/0/worker-0/output/stderr?")
+        for call in azure.asked
+    )
+    assert not workspace.trial("trial").path.exists(), "nothing is kept here"
+
+
+# ---- what fails
+
+
+def test_an_upload_that_fails_for_a_moment_is_made_again(azure, share, workspace):
+    workspace.run_sh.write_text("echo\n")
+    azure.fails_with = [(503, "ServerBusy"), (0, "")]
+    share.send(workspace.run_sh)
+    assert (azure.share / "EXPT" / "run.sh").read_text() == "echo\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "tries", "told"),
+    [
+        ((500, "InternalError"), 3, "it answers 500 InternalError; see to the network"),
+        ((403, "AuthorizationFailure"), 1, "let this machine's address through the firewall"),
+        ((413, "ShareSizeLimitReached"), 1, "raise its quota"),
+    ],
+)
+def test_an_upload_that_goes_on_failing_says_why_and_what_to_do(azure, share, workspace, fault, tries, told):
+    workspace.run_sh.write_text("echo\n")
+    share.send(workspace.run_sh)
+    before = len(azure.writes())
+    azure.refuses = fault
+    with pytest.raises(
+        ShareAway, match=r"cannot upload EXPT/run\.sh to the share nni of storage account mystorage"
+    ) as raised:
+        share.send(workspace.run_sh)
+    assert told in str(raised.value)
+    assert len(azure.writes()) == before + tries
+
+
+def test_how_often_an_upload_is_made_again_is_what_the_experiment_file_says(azure, workspace):
+    again = AzureStorage(ACCOUNT, SHARE, VAULT, SECRET, upload_tries_again=4)
+    with contextlib.closing(AzureShare(again, workspace.root)) as share:
+        assert share._patience.tries == 5
+
+
+def test_a_key_that_was_changed_is_read_anew_and_jobs_get_the_new_one(azure, share, workspace):
+    workspace.run_sh.write_text("echo\n")
+    azure.key = azure.vault_key = new_key("another")
+    share.send(workspace.run_sh)
+    (secret,) = share.secrets()
+    assert secret.texts == {"azurestorageaccountname": ACCOUNT, "azurestorageaccountkey": azure.key}
+
+
+def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, share, workspace, caplog):
+    caplog.set_level(logging.DEBUG)
+    workspace.run_sh.write_text("echo\n")
+    azure.key = new_key("second")
+    with pytest.raises(ShareAway, match="put the account's key of today into the vault") as raised:
+        share.send(workspace.run_sh)
+    azure.lets_in = False
+    with pytest.raises(ShareAway, match="may not read secret storage-key of the vault my-vault"):
+        share.send(workspace.run_sh)
+    told = f"{raised.value} {share!r} {share.secrets()!r} {caplog.text}"
+    for secret in (
+        azure.vault_key,
+        base64.b64decode(azure.vault_key).hex(),
+        azure.environ["AZURE_CLIENT_SECRET"],
+    ):
+        assert secret not in told
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"lets_in": False}, "ask its owner for the role Key Vault Secrets User"),
+        ({"vault_key": "no key"}, "put one of the account's two keys there"),
+        ({"vault_key": ""}, "put one of the account's two keys there"),
+    ],
+)
+def test_a_key_that_cannot_be_had_is_told_with_the_way_out(azure, workspace, change, told):
+    for name, value in change.items():
+        setattr(azure, name, value)
+    with pytest.raises(KeyUnreadable, match="cannot read the key of storage account mystorage") as raised:
+        AzureShare(STORAGE, workspace.root, QUICK)
+    assert told in str(raised.value)
+
+
+def test_a_login_that_azure_refuses_is_told_in_azures_words(azure, workspace, monkeypatch):
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "wrong-s3cret")
+    with pytest.raises(KeyUnreadable, match=r"AADSTS7000215.*az login") as raised:
+        AzureShare(STORAGE, workspace.root, QUICK)
+    assert "wrong-s3cret" not in str(raised.value)
+
+
+def test_a_secret_that_is_not_there_is_no_key(azure, workspace):
+    with pytest.raises(
+        KeyUnreadable, match="there is no secret other of the vault my-vault; correct keyVault"
+    ):
+        AzureShare(AzureStorage(ACCOUNT, SHARE, VAULT, "other"), workspace.root, QUICK)
+
+
+def test_a_vault_that_does_not_answer_is_asked_later(azure, workspace):
+    with pytest.raises(VaultAway, match=r"see to the network, and that keyVault\.vaultName is right"):
+        AzureShare(AzureStorage(ACCOUNT, SHARE, "elsewhere", SECRET), workspace.root, QUICK)
+
+
+def test_a_share_need_not_be_there_to_be_looked_for(azure, share):
+    share.check()
+    assert azure.asked == ["GET nni?restype=share"]
+    azure.key = new_key("second")
+    with pytest.raises(ShareAway, match=f"cannot reach the share nni of storage account {ACCOUNT}"):
+        share.check()
+    assert FILE_HOST.startswith(ACCOUNT)
