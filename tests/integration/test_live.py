@@ -63,8 +63,10 @@ def test_who_asks_for_the_first_time_is_told_of_all_and_then_of_what_changed(a_p
     key = AttemptKey("t3", 0, "main-0")
     experiment.handle(AttemptStarted(key, 2.0), 2.0)
     experiment.handle(TaskReported(key), 2.0)
+    started = document_of(told, Version.read(first["version"]))
+    assert [row["state"] for row in started["trials"]] == ["RUNNING"]
     experiment.handle(MetricsStored(key, ((False, '{"default": 0.5, "loss": 1}'),)), 3.0)
-    second = document_of(told, Version.read(first["version"]))
+    second = document_of(told, Version.read(started["version"]))
     assert second["reset"] is False
     (row,) = second["trials"]
     assert (row["id"], row["state"], row["latest"], row["count"]) == ("t3", "RUNNING", 0.5, 1)
@@ -210,11 +212,12 @@ def test_a_server_that_ends_does_not_wait_for_those_who_follow(tmp_path):
     experiment = made_experiment(tmp_path, 1)
     with served_view(experiment.folder) as view:
         response = view.ask("GET", "/events", stream=True)
-        next(events_of(response))
+        events = events_of(response)
+        next(events)
         began_s = time.monotonic()
         view.server.should_exit = True
         with contextlib.suppress(requests.RequestException):
-            while response.raw.read(65536):
+            for _ in events:
                 pass
         response.close()
     assert time.monotonic() - began_s < 1.9, "it waited for the end of an answer that has none"
