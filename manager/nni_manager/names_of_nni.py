@@ -14,9 +14,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _OF_SDK = {"tuner": "tuner", "assessor": "assessor", "utils": "utils", "recoverable": "tuner"}
+# Each module by its name: what is found below ours by its path would be loaded twice, with classes of its own.
 _OF_MANAGER = {
-    "nni.experiment": "nni_manager.experiment",
-    "nni.experiment.config": "nni_manager.experiment.config",
+    f"nni.experiment{each}": f"nni_manager.experiment{each}"
+    for each in ("", ".config", ".data", ".experiment")
 }
 
 

@@ -211,10 +211,11 @@ def test_ctrl_c_stops_the_experiment_and_the_program_goes_on(place, started):
 def test_the_end_of_python_stops_the_experiment_and_that_of_what_was_forked_does_not(place, started):
     (place / "train.py").write_text(ENDLESS)
     script = started(
-        "experiment.start('auto')\n"
         "import os, sys\n"
-        "if os.fork() == 0: sys.exit()\n"
-        "os.wait(); print('after fork', experiment.get_status()); input()"
+        "with experiment:\n"
+        "    experiment.start('auto')\n"
+        "    if os.fork() == 0: sys.exit()\n"
+        "    os.wait(); print('after fork', experiment.get_status()); input()"
     )
     assert "after fork RUNNING\n" in read_until(script, "after fork")
     _, err = script.communicate("\n", timeout=60)

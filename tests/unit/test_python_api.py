@@ -12,10 +12,12 @@ import pytest
 
 import nni_sdk
 from nni_manager.errors import UserMistake
-from nni_manager.experiment import Experiment, KubeflowRoleConfig, NameLeftOut, TrialResult
+from nni_manager.experiment import Experiment, ExperimentConfig, KubeflowRoleConfig, NameLeftOut, TrialResult
 from nni_manager.experiment import progress as progress_module
 from nni_manager.experiment.data import PandasMissing, TrialMetricData, frame_of
 from nni_manager.experiment.progress import NotebookView, is_in_notebook
+from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.store import Store
 
 ROOT = Path(__file__).parents[2]
 # NNI v2.10's own.
@@ -63,6 +65,8 @@ def test_names_that_have_nothing_behind_them_are_answered():
     assert KubeflowRowConfig is KubeflowRoleConfig
     with pytest.raises(AttributeError, match=r"from nni_manager\.experiment import Experiment"):
         _ = nni_sdk.experiment
+    with pytest.raises(ImportError, match=r"from nni_manager\.experiment import Experiment"):
+        from nni_sdk.experiment import Experiment as _  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,21 @@ def test_names_that_have_nothing_behind_them_are_answered():
         (lambda: Experiment({"platform": "local"}), "cannot make an experiment of dict; write a platform"),
         (lambda: Experiment("local").resume(), "cannot tell which experiment is meant; write its id"),
         (lambda: Experiment.resume("nope"), "cannot find experiment 'nope'"),
+        (lambda: Experiment.resume(None), "cannot use None as the id of an experiment"),
+        (lambda: Experiment.view(5), "cannot use 5 as the id of an experiment"),
+        (lambda: Experiment("local", 5), "cannot use 5 as the id of an experiment"),
+        (
+            lambda: setattr(Experiment("local"), "config", "local"),
+            "cannot make an experiment of str; write an Ex",
+        ),
+        (
+            lambda: setattr(Experiment("local"), "trial_command", "python3 train.py"),
+            "cannot set trial_command of an experiment: it is a field of its configuration; set experiment.config.trial",
+        ),
+        (
+            lambda: Experiment("local").start("auto", run_mode="detach"),
+            "cannot start with run_mode='detach'; write one of RunMode.Background, RunMode.Foreground, RunMode.Detach",
+        ),
         (lambda: Experiment.view("nope"), "cannot find experiment 'nope'"),
         (lambda: Experiment(id="nope").list_trial_jobs(), "cannot find experiment 'nope'"),
         (lambda: Experiment.connect(1), "cannot connect to port 1: no experiment of yours is there"),
@@ -90,6 +109,45 @@ def test_what_cannot_be_asked_is_told_with_the_way_out(ask, said, tmp_path, monk
     with pytest.raises(UserMistake) as caught:
         ask()
     assert said in str(caught.value)
+
+
+def a_stored_experiment(folder, experiment_id):
+    found = ExperimentFolder(folder / experiment_id)
+    found.make(None, reuses_jobs=False)
+    Registry.of_user().add(found)
+    Store.create(found.database, found.collected_logs, experiment_id, "{}", b"secret", 0.0).close()
+    return found
+
+
+def test_an_experiment_is_meant_by_the_whole_of_its_id(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    a_stored_experiment(tmp_path, "digits10")
+    for ask in (
+        lambda: Experiment.resume("digits1"),
+        lambda: Experiment.view("digits1"),
+        lambda: Experiment("local", id="digits1").get_status(),
+    ):
+        with pytest.raises(UserMistake, match="cannot find experiment 'digits1'; did you mean digits10"):
+            ask()
+    assert Experiment(id="digits10").get_status() == "INITIALIZED"
+
+
+def test_an_id_that_an_experiment_has_is_not_given_to_another_in_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    first = a_stored_experiment(tmp_path / "first", "digits1")
+    config = ExperimentConfig(
+        "local",
+        trial_command="true",
+        trial_concurrency=1,
+        search_space={"x": {"_type": "uniform", "_value": [0, 1]}},
+        tuner={"name": "Random"},
+        experiment_working_directory="second",
+    )
+    with pytest.raises(UserMistake, match=f"there is one in {first.path}; choose another id, or resume that"):
+        Experiment(config, id="digits1").start("auto")
+    assert Registry.of_user().all() == [first]
+    assert not (tmp_path / "second").exists()
 
 
 def test_what_is_wrong_with_the_command_or_the_port_is_told_in_words_of_python(tmp_path, monkeypatch):
@@ -125,6 +183,8 @@ def test_code_that_was_written_for_nni_finds_its_names_in_an_interpreter_of_ours
         "from nni.experiment import Experiment, RunMode\n"
         "from nni.experiment.config import AlgorithmConfig\n"
         "import nni.experiment, nni_manager.experiment as ours\n"
+        "from nni.experiment.data import TrialResult; assert TrialResult is ours.TrialResult\n"
+        "from nni.experiment.experiment import RunMode as same; assert same is RunMode\n"
         "assert nni.experiment is ours and Experiment is ours.Experiment and AlgorithmConfig is ours.AlgorithmConfig\n"
         "assert ours.__spec__.name == 'nni_manager.experiment' and nni.__name__ == 'nni_sdk'\n"
     )

@@ -69,6 +69,13 @@ def create_experiment(
     from nni_manager.store.store import Store
 
     new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
+    if experiment_id is not None:
+        # Jobs are named after it, and the registry has one place for it.
+        for known in Registry.of_user().all():
+            if known.experiment_id == experiment_id and known.path.exists():
+                raise UserMistake(
+                    f"cannot make experiment {experiment_id}: there is one in {known.path}; choose another id, or resume that one"
+                )
     folder = ExperimentFolder(config.log_dir / (experiment_id or new_id(EXPERIMENT_ID_LENGTH)))
     while folder.path.exists():
         if experiment_id is not None:

@@ -37,6 +37,7 @@ from nni_manager.errors import NniManagerError, UserMistake
 from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of
 from nni_manager.experiment.progress import NOTEBOOK_EVERY_S, LogTail, NotebookView, is_in_notebook
+from nni_manager.experiment.spelling import NoSuchField
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 
 if TYPE_CHECKING:
@@ -91,10 +92,8 @@ class Experiment:
             PlatformUnknown: there is no such platform.
             UserMistake: no experiment can have this id.
         """
-        if id is not None and not _ID.fullmatch(id):
-            raise UserMistake(
-                f"cannot use {id!r} as the id of an experiment: names of jobs hold it; write 1 to 32 letters and digits"
-            )
+        if id is not None:
+            _check_id(id)
         if isinstance(config_or_platform, str | list):
             config_or_platform = ExperimentConfig(config_or_platform)  # type: ignore[arg-type]  # a list is refused there
         if not isinstance(config_or_platform, ExperimentConfig | None):
@@ -132,7 +131,26 @@ class Experiment:
 
     @config.setter
     def config(self, config: ExperimentConfig) -> None:
+        if not isinstance(config, ExperimentConfig):
+            raise UserMistake(
+                f"cannot make an experiment of {type(config).__name__}; write an ExperimentConfig, such as "
+                "ExperimentConfig('local')"
+            )
         self._config = config
+
+    if not TYPE_CHECKING:  # which refuses by itself what there is not
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set what an experiment has. What is its configuration's would have no effect here.
+
+            Raises:
+                NoSuchField: it is a field of the configuration.
+            """
+            if name in ExperimentConfig.field_names():
+                raise NoSuchField(
+                    f"cannot set {name} of an experiment: it is a field of its configuration; set experiment.config.{name}"
+                )
+            object.__setattr__(self, name, value)
 
     def __enter__(self) -> Experiment:
         """This experiment; when the block ends, it is stopped if this object has started it."""
@@ -143,7 +161,7 @@ class Experiment:
     ) -> None:
         """Stop what this object has started."""
         # Who has been interrupted while it stopped does not wait again.
-        if self._lifeline is not None and not self._is_stopping:
+        if self._lifeline is not None and not self._is_stopping and self._is_of_this_process():
             self.stop()
 
     # ---- its life
@@ -157,6 +175,7 @@ class Experiment:
             TryAgain: a cluster does not answer.
         """
         self._refuse_if_it_runs()
+        _check_run_mode(run_mode)
         with _in_words_of_python():
             config = self.config.checked()
             if debug:
@@ -244,8 +263,8 @@ class Experiment:
             UserMistake: there is none, or it runs.
             ManagerGone: its manager died meanwhile.
         """
-        if isinstance(self, str):
-            found = Experiment(id=self)
+        if not isinstance(self, Experiment):
+            found = _of_id(self)
             found.resume(port, wait_completion, debug)
             return found
         return self._and_wait(lambda: self._resume(port, debug), wait_completion)
@@ -264,8 +283,8 @@ class Experiment:
         Raises:
             UserMistake: there is none, it runs, or the port is taken.
         """
-        if isinstance(self, str):
-            return Experiment(id=self).view(port, non_blocking)
+        if not isinstance(self, Experiment):
+            return _of_id(self).view(port, non_blocking)
         known = self._stored()
         with _in_words_of_python():
             ports = _ports(port, count=1)
@@ -360,6 +379,9 @@ class Experiment:
     @overload
     def export_data(self, as_frame: Literal[True]) -> pandas.DataFrame: ...
 
+    @overload
+    def export_data(self, as_frame: bool) -> list[TrialResult] | pandas.DataFrame: ...
+
     def export_data(self, as_frame: bool = False) -> list[TrialResult] | pandas.DataFrame:
         """Parameters and results of the trials that succeeded: as records, or as a data frame of pandas.
 
@@ -442,7 +464,7 @@ class Experiment:
             raise NotStarted(
                 "cannot tell which experiment is meant; write its id, as in Experiment.resume('GvTf2bVe')"
             )
-        known = resolve(self.id)
+        known = _known_by(self.id)
         if known.manager is not None:
             raise UserMistake(
                 f"cannot go on with experiment {known.experiment_id}: it runs; Experiment.connect({known.manager.port}) finds it"
@@ -486,9 +508,12 @@ class Experiment:
         print_links(known.experiment_id, server)
 
     def _stop_at_exit(self) -> None:
-        # What is forked of this process has not started it.
-        if os.getpid() == self._pid and not self._is_stopping:
+        if not self._is_stopping and self._is_of_this_process():
             self.stop()
+
+    def _is_of_this_process(self) -> bool:
+        """Whether it was started here, and not by whoever forked this process."""
+        return os.getpid() == self._pid
 
     def _let_go(self) -> None:
         atexit.unregister(self._stop_at_exit)
@@ -523,7 +548,7 @@ class Experiment:
         if self._folder is None:
             if self.id is None:
                 raise NotStarted
-            self._folder = resolve(self.id).folder
+            self._folder = _known_by(self.id).folder
         known = look(self._folder)
         if known is None:
             raise UserMistake(f"cannot ask experiment {self.id}: it was deleted; start another")
@@ -552,6 +577,40 @@ class Experiment:
     def _update(self, update_type: str, key: str, value: Any) -> None:
         with _in_words_of_python():
             self._running("change").put("/experiment", {"params": {key: value}}, update_type=update_type)
+
+
+def _check_id(given: Any) -> None:
+    if not isinstance(given, str) or not _ID.fullmatch(given):
+        raise UserMistake(
+            f"cannot use {given!r} as the id of an experiment: names of jobs hold it; write 1 to 32 letters and digits"
+        )
+
+
+def _check_run_mode(given: Any) -> None:
+    if not isinstance(given, RunMode):
+        known = ", ".join(map(str, RunMode))
+        raise UserMistake(f"cannot start with run_mode={given!r}; write one of {known}")
+
+
+def _of_id(given: Any) -> Experiment:
+    """For `Experiment.resume(ID)` and `Experiment.view(ID)`: whatever a caller without types has for an id."""
+    _check_id(given)
+    return Experiment(id=given)
+
+
+def _known_by(experiment_id: str) -> KnownExperiment:
+    """The experiment of this id. Its beginning will not do: a program that asks for digits1 does not mean digits10.
+
+    Raises:
+        UserMistake: there is none.
+    """
+    found = resolve(experiment_id)
+    if found.experiment_id != experiment_id:
+        raise UserMistake(
+            f"cannot find experiment {experiment_id!r}; did you mean {found.experiment_id}? "
+            "`nnictl experiment list --all` shows those there are"
+        )
+    return found
 
 
 def _ports(port: Port, count: int = 2) -> Iterable[int]:
