@@ -27,6 +27,8 @@ const MOST_AXES = 12;
 const CURVES = 10;
 /** More lines of parallel coordinates are a carpet: then the best tenth is shown first. */
 const MANY = 500;
+/** Beyond so many, bars are thinner than a line, and points say more. */
+const MOST_BARS = 200;
 /** Importances are computed by the manager, of all results; not again for each. */
 const IMPORTANCE_EVERY_MS = 15_000;
 
@@ -208,12 +210,13 @@ export class TrialCharts {
           /** @type {{[look: string]: string}} */
           const names = { good: "succeeded", bad: "failed", busy: "running", quiet: "stopped" };
           return {
-            type: "bar", name: names[look], x: some.map((row) => row.seq), y: some.map((row) => format.runSeconds(row, now)),
-            text: some.map((row) => `${hover(row)}<br>${format.duration(format.runSeconds(row, now))}`), textposition: "none", hovertemplate: "%{text}<extra></extra>",
-            marker: { color: colour[look === "busy" ? "accent" : look] },
+            // A width of their own: plotly would take that of each kind from how far apart its bars are.
+            ...(drawn.length > MOST_BARS ? { type: "scatter", mode: "markers" } : { type: "bar", width: 0.85, textposition: "none" }), name: names[look], x: some.map((row) => row.seq), y: some.map((row) => format.runSeconds(row, now)),
+            text: some.map((row) => `${hover(row)}<br>${format.duration(format.runSeconds(row, now))}`), hovertemplate: "%{text}<extra></extra>",
+            marker: { color: colour[look === "busy" ? "accent" : look], size: 6 },
           };
         }).filter((trace) => trace.x.length > 0),
-        layout: { showlegend: true, barmode: "overlay", bargap: 0.15, xaxis: { title: "trial number" }, yaxis: { title: "duration, s", rangemode: "tozero" } },
+        layout: { showlegend: true, barmode: "overlay", xaxis: { title: "trial number" }, yaxis: { title: "duration, s", rangemode: "tozero" } },
         words: `${format.counted(rows.length, "trial")}${this.#of()}${median === undefined ? "" : `; half of those that ended took ${format.duration(median)} or less`}.${some(drawn.length, rows.length)}`,
       };
     });
