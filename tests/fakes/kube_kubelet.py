@@ -49,7 +49,7 @@ class Kubelet:
         self._pods: dict[str, Pod] = {}
         self._told: dict[str, tuple] = {}
         """By uid of a pod, what was told last of why it does not start."""
-        self._is_closed = False
+        self._is_closed = self._must_look = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self):
@@ -72,6 +72,7 @@ class Kubelet:
     def look_again(self):
         """After a change of what this node has, or of a pod that runs here."""
         with self._store.changed:
+            self._must_look = True  # also when it is looking just now, and does not wait
             self._store.changed.notify_all()
 
     def log(self, namespace, name):
@@ -126,11 +127,11 @@ class Kubelet:
         seen = -1
         while True:
             with self._store.changed:
-                if seen == self._store.version and not self._is_closed:
+                if seen == self._store.version and not self._is_closed and not self._must_look:
                     self._store.changed.wait()
                 if self._is_closed:
                     return
-                seen = self._store.version
+                seen, self._must_look = self._store.version, False
                 pods = self._store.chosen(PODS, self._is_mine_to_do)
             for pod in pods:
                 with contextlib.suppress(Refused):  # it has changed meanwhile, and is looked at again

@@ -85,6 +85,8 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
             assert not cluster.store.list(FRAMEWORKS)
             assert cluster.api.counted()["create", "frameworks"] == 0
             azure.refuses = None
+            await until(lambda: cluster.store.list(FRAMEWORKS), "there is a job", 60)
+            azure.fails_with = [(503, "ServerBusy")] * 6  # of what is read from here on
             await until(lambda: engine.experiment.state is ExperimentState.DONE, "it is done")
             (trial,) = engine.experiment.trials.values()
             assert trial.state.value == "SUCCEEDED", trial.message

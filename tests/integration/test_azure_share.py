@@ -152,6 +152,21 @@ def test_what_keepers_leave_is_read_by_ranges_with_the_same_offsets_as_from_a_mo
     assert not workspace.trial("trial").path.exists(), "nothing is kept here"
 
 
+def test_who_reads_files_is_brought_what_is_not_here_yet(azure, share, workspace):
+    files, there = SharedFiles(workspace, share), Workspace(azure.share / "EXPT").attempt(KEY)
+    here = workspace.attempt(KEY).stream(Stream.STDOUT)
+    files.fetch("trial", Stream.STDOUT)
+    there.output.mkdir(parents=True)
+    files.fetch("trial", Stream.STDOUT)
+    assert not here.exists()
+    # What has not come from the node yet is read as zeros.
+    for written, brought in ((b"one\n" + bytes(8), b"one\n"), (b"one\ntwo\n", b"one\ntwo\n")):
+        there.stream(Stream.STDOUT).write_bytes(written)
+        files.fetch("trial", Stream.STDOUT)
+        assert here.read_bytes() == brought
+    SharedFiles(workspace).fetch("trial", Stream.STDERR)  # a mount has it all
+
+
 # ---- what fails
 
 

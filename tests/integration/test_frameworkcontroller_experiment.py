@@ -137,7 +137,7 @@ def test_on_azure_files_the_pods_find_all_on_the_share_and_the_key_is_gone_with_
     for path in [*here.rglob("*"), *workspace.root.rglob("*")]:
         assert not path.is_file() or azure.key.encode() not in path.read_bytes(), path
     log = place.nnictl("log", "trial", workspace.root.name, "--trial-id", trials[0])
-    assert log.returncode == 0, log.stderr
+    assert (log.returncode, log.stdout) == (0, output_of(workspace, trials[0])), log.stderr
 
 
 def test_what_azure_lacks_is_said_beside_what_the_cluster_lacks(place, azure):

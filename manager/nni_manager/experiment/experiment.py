@@ -142,7 +142,8 @@ class Experiment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop what this object has started."""
-        if self._lifeline is not None:
+        # Who has been interrupted while it stopped does not wait again.
+        if self._lifeline is not None and not self._is_stopping:
             self.stop()
 
     # ---- its life
@@ -180,8 +181,8 @@ class Experiment:
     def run(self, port: Port = 8080, wait_completion: bool = True, debug: bool = False) -> bool | None:
         """Start it and wait until it is over, with its progress shown; whether it came to its end without an error.
 
-        It stays to be asked until `stop` or the end of Python. After Ctrl-C it is stopped, and the answer is None. Without
-        `wait_completion` this is `start`, and the answer is None.
+        It stays to be asked until `stop` or the end of Python. After Ctrl-C it is stopped, and the answer is None; Ctrl-C once
+        more does not wait for that. Without `wait_completion` this is `start`, and the answer is None.
 
         Raises:
             ConfigInvalid, UserMistake, TryAgain: see `start`.
@@ -485,7 +486,7 @@ class Experiment:
         print_links(known.experiment_id, server)
 
     def _stop_at_exit(self) -> None:
-        # What is forked of this process has not started it, and who has been interrupted while it stopped does not wait again.
+        # What is forked of this process has not started it.
         if os.getpid() == self._pid and not self._is_stopping:
             self.stop()
 
