@@ -99,12 +99,19 @@ def test_a_login_is_found_where_kubectl_finds_it(server, tmp_path, monkeypatch):
         log_in()
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[1]", '{"contexts": []}'])
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"contexts": []}'])
 def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_way_out(tmp_path, content):
     path = tmp_path / "kubeconfig"
-    if content is not None:
-        path.write_text(content)
+    path.write_text(content)
     with pytest.raises(errors.LoginInvalid, match=rf"cannot use the kubeconfig file {path}: .*KUBECONFIG"):
+        log_in(path)
+
+
+def test_where_there_is_no_kubeconfig_that_is_said(tmp_path):
+    path = tmp_path / "kubeconfig"
+    with pytest.raises(
+        errors.LoginInvalid, match=f"cannot log in to Kubernetes: there is no {path}; ask who"
+    ):
         log_in(path)
 
 

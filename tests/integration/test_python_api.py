@@ -119,6 +119,17 @@ def test_an_experiment_runs_to_its_end_and_can_be_asked_then_and_after_it_was_st
     assert left_in(place) == []
 
 
+def test_when_no_trial_has_a_result_a_warning_says_why_and_where_to_look(place, capsys):
+    experiment = prepared()
+    experiment.config.trial_command = "exit 3"
+    with experiment:
+        assert experiment.run("auto") is True  # as with NNI: it came to its end
+        last = capsys.readouterr().err.splitlines()[-1]
+    assert "none of 2 trials succeeded; the last one " in last
+    assert "exit code 3; `nnictl log trial" in last
+    assert [trial.message for trial in experiment.list_trial_jobs()] == ["exit code 3"] * 2
+
+
 def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys):
     (place / "train.py").write_text(ENDLESS)
     with contextlib.suppress(ZeroDivisionError), prepared() as experiment:

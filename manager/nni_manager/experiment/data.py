@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.client.results import flat_columns
+from nni_manager.client.watch import why
 from nni_manager.errors import UserMistake
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class TrialJob:
             finalMetricData=[TrialMetricData.of(each) for each in document.get("finalMetricData", ())],
             sequenceId=document["sequenceId"],
             value=document["value"],
-            message=document["message"],
+            message=document["message"] or (why(document) if document["status"] == "FAILED" else ""),
             parameters=document["parameters"],
         )
 

@@ -200,8 +200,9 @@ class Experiment:
     def run(self, port: Port = 8080, wait_completion: bool = True, debug: bool = False) -> bool | None:
         """Start it and wait until it is over, with its progress shown; whether it came to its end without an error.
 
-        It stays to be asked until `stop` or the end of Python. After Ctrl-C it is stopped, and the answer is None; Ctrl-C once
-        more does not wait for that. Without `wait_completion` this is `start`, and the answer is None.
+        A warning says so if no trial has a result. It stays to be asked until `stop` or the end of Python. After Ctrl-C it is
+        stopped, and the answer is None; Ctrl-C once more does not wait for that. Without `wait_completion` this is `start`,
+        and the answer is None.
 
         Raises:
             ConfigInvalid, UserMistake, TryAgain: see `start`.
@@ -542,6 +543,8 @@ class Experiment:
             output.warning(f"Ctrl-C: experiment {self.id} is stopped")
             self.stop()
             return None
+        if (why_not := watch.verdict(summary)) is not None:
+            output.warning(in_python_words(str(why_not)))
         return bool(summary["status"] != "ERROR")
 
     def _now(self) -> KnownExperiment:

@@ -54,6 +54,12 @@ def log_in(kubeconfig: Path | None = None) -> Login:
             ) from error
         return _login(client, settings, namespace, "the service account of this pod")
     files = files or str(usual)
+    if not any(each and Path(each).expanduser().exists() for each in files.split(os.pathsep)):
+        # The client's own word for it is that it is invalid.
+        raise LoginInvalid(
+            f"cannot log in to Kubernetes: there is no {files}; ask whoever runs the cluster for a kubeconfig file, and put it "
+            "there or name it in KUBECONFIG"
+        )
     try:
         _, context = config.list_kube_config_contexts(files)
         config.load_kube_config(files, client_configuration=settings, persist_config=False)
