@@ -24,7 +24,7 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 	exit $$code
 
 test: .venv/.installed-test ## run all tests
-	pytest -n 3 --dist loadscope
+	pytest -n 4 --dist loadscope --durations 40
 
 # Their files are named, because to collect all tests takes longer than some of these.
 test-k8s: .venv/.installed-test ## the tests that run on any Kubernetes cluster, on that of KUBECONFIG; see CONTRIBUTING.md
