@@ -116,6 +116,16 @@ def test_who_was_locked_out_is_shown_the_experiment_once_another_tab_is_let_in(b
     person.context.close()
 
 
+def test_who_signs_out_in_one_tab_is_out_in_all_and_sees_nothing_more(browser, stored):
+    with visit(browser, stored.link()) as person:
+        person.see("sign-out").click()
+        expect(person.see("locked")).to_contain_text("nnictl webui url")
+        expect(person.see("sign-out")).to_be_hidden()
+        assert person.evaluate("localStorage.getItem('trial-keeper-key')") is None
+        person.page.goto(f"{stored.origin}/detail")
+        expect(person.see("locked")).to_be_visible()
+
+
 # ---- an experiment that goes on
 
 
@@ -144,6 +154,16 @@ def test_an_experiment_is_watched_from_nothing_to_its_end_through_a_restart_of_i
         expect(person.see("count-SUCCEEDED")).to_contain_text("3")
         best = experiment.summary()["best"]["value"]
         expect(person.see("best-value")).to_contain_text(f"{best:.3f}"[:4])
+
+
+def test_a_page_begins_anew_when_another_experiment_has_taken_its_port(browser, tmp_path):
+    played = Played(made_experiment(tmp_path, 0).folder)
+    with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
+        expect(person.see("state")).to_contain_text("Running")
+        with person.page.expect_event("load"):
+            view.loop.call_soon_threadsafe(setattr, played.experiment, "experiment_id", "OTHEREXP")
+        person.is_ready()
+        expect(person.page.locator('[title="experiment OTHEREXP"]')).to_be_visible()
 
 
 def test_limits_are_changed_and_trials_begun_and_stopped_where_they_are_shown(browser, a_real_experiment):
@@ -255,6 +275,11 @@ def test_each_chart_is_drawn(browser, stored):
             person.see(f"tab-{tab}").click()
             expect(person.page.locator(f"{CHART} >> visible=true").first).to_be_visible()
         person.screenshot("importance-light")
+        # Results are sent to nobody.
+        buttons = person.page.locator(".modebar-btn")
+        titles = [button.get_attribute("data-title") for button in buttons.all()]
+        assert "Zoom" in titles
+        assert not [title for title in titles if re.search("share|cloud|edit", title or "", re.IGNORECASE)]
 
 
 # ---- who looks, and how

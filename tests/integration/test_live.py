@@ -16,7 +16,9 @@ from made_experiment import events_of, made_experiment, made_trial, served_view,
 from nni_manager.domain.events import AttemptStarted, Begun, MetricsStored, ParametersSuggested, TaskReported
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.limits import Limits
+from nni_manager.engine import view
 from nni_manager.engine.picture import Picture
+from nni_manager.engine.view import View
 from nni_manager.store.store import TrialRow
 from nni_manager.web import live
 from nni_manager.web.live import Live, Version
@@ -89,6 +91,27 @@ def test_rows_are_written_once_for_each_change_of_their_trial(a_picture, monkeyp
     document_of(told, Version.read(first["version"]))
     assert len(document_of(told)["trials"]) == 50
     assert sorted(written) == sorted([*(f"t{number}" for number in range(50)), "t7"])
+
+
+def test_a_trial_that_changes_while_rows_are_told_is_told_as_it_became_to_all_who_ask_later(
+    tmp_path, monkeypatch
+):
+    """A view reads all trials anew, so what is told slowly may be of trials that are no more."""
+    monkeypatch.setattr(view, "_LOOKS_EVERY_S", 0.0)
+    stored = made_experiment(tmp_path, 1000).folder
+    with contextlib.closing(View(stored)) as looked:
+        told = Live(looked.picture)
+
+        async def ask_slowly():
+            pieces = told.news(None)
+            slow = [await anext(pieces), await anext(pieces)]
+            write(stored, TrialRow.of(replace(made_trial(999, time.time()), value=-1.0, final="-1.0")))
+            looked.picture()  # as any other question does
+            return [*slow, *[piece async for piece in pieces]]
+
+        asyncio.run(ask_slowly())
+        rows = {row["id"]: row for row in document_of(told)["trials"]}
+    assert rows["00999"]["value"] == -1.0
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,21 @@ def test_who_signs_out_is_out(served, browser):
     assert browser.ask("GET", f"{ROOT}/summary").status_code == 401
 
 
+def test_a_browser_that_has_seen_many_experiments_of_a_host_still_sees_the_next(served, browser):
+    """Cookies are sent to every port."""
+    for number in range(100):
+        name = f"{'0' * 32}.{1_900_000_000 + number}.{'0' * 64}"
+        browser.session.cookies.set(f"trial-keeper-OLDER{number:03d}", name, domain="127.0.0.1", path="/")
+    browser.session.cookies.set("theirs", "kept", domain="127.0.0.1", path="/")
+    assert browser.enter(served.link()).status_code == 200
+    assert {*browser.session.cookies.keys()} == {
+        "theirs",
+        "trial-keeper-TESTEXPT",
+        *(f"trial-keeper-OLDER{number:03d}" for number in range(60, 100)),
+    }
+    assert browser.ask("GET", f"{ROOT}/summary").status_code == 200
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"code": 1}', b'{"code": null}', b'{"code": "x"}', b"\xff"]
 )

@@ -78,3 +78,13 @@ test("a log that became shorter is another one", () => {
   log.accept(served("new\n")(log.following()));
   assert.equal(log.text(), "new\n");
 });
+
+test("a log that ends with half a character is not asked for again at once", () => {
+  const log = new LogWindow();
+  log.accept({ size: 10, from: 0, text: "x".repeat(9), next: 9 });
+  assert.ok(log.isBehind);
+  log.accept({ size: 10, from: 9, text: "", next: 9 });
+  assert.ok(!log.isBehind);
+  log.accept({ size: 200_000, from: 9, text: "é" + "y".repeat(100), next: 111 });
+  assert.ok(log.isBehind);
+});

@@ -66,3 +66,11 @@ test("nested choices are laid flat", () => {
 test("what a person types for a parameter comes back as it was", () => {
   for (const value of [0.1, "adam", "0.1", true, null, { _name: "conv" }, "", "[", '"']) assert.deepEqual(typed(asTyped(value)), value);
 });
+
+test("one number that is none does not hide the others of a result", () => {
+  const data = JSON.stringify('{"default": 0.5, "loss": NaN, "low": -Infinity, "said \\" NaN": "NaN"}');
+  assert.equal(metricIn(data, "default"), 0.5);
+  assert.equal(metricIn(data, "loss"), null);
+  assert.deepEqual(metricNames(data), ["default", "loss", "low"]);
+  assert.equal(metricIn(JSON.stringify("NaN"), "default"), null);
+});

@@ -280,6 +280,9 @@ class Api:
             httponly=True,
             samesite="strict",
         )
+        # Else a browser that saw a hundred experiments in a week would send more than is taken, and see none.
+        for name in self._entrance.too_old(request.cookies):
+            answer.delete_cookie(name, secure=request.url.scheme == "https", httponly=True, samesite="strict")
         return answer
 
     async def end_session(self, request: Request) -> Response:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +28,10 @@ CODE_S = 600
 MOST_CODES = 20
 SESSION_S = 7 * 24 * 3600
 KEY_HEADER = "X-Trial-Keeper"
+# Browsers send the cookies of all experiments of a host with each request, whatever the port; 41 of them are 6 KiB of the
+# 16 KiB that a request may have for all of its headers.
+MOST_OTHER_COOKIES = 40
+_COOKIE = "trial-keeper-"
 
 
 class SignOutNotStored(TryAgain):
@@ -52,7 +56,7 @@ class Entrance:
         self._secret = secret
         self.token = api_token_of(secret)
         """What lets a program in."""
-        self.cookie_name = f"trial-keeper-{experiment_id}"
+        self.cookie_name = f"{_COOKIE}{experiment_id}"
         self._ended_file = ended
         self._now_s = now_s
         self._codes: dict[bytes, float] = {}
@@ -84,6 +88,12 @@ class Entrance:
             return None
         name = f"{secrets.token_hex(16)}.{int(self._now_s()) + SESSION_S}"
         return Session(f"{name}.{self._signed('cookie', name)}", self._signed("key", name))
+
+    def too_old(self, cookies: Mapping[str, str]) -> list[str]:
+        """The names of those sessions of other experiments that a browser should forget, since it has newer ones of enough."""
+        others = [name for name in cookies if name.startswith(_COOKIE) and name != self.cookie_name]
+        others.sort(key=lambda name: _end_of(cookies[name].rpartition(".")[0]), reverse=True)
+        return others[MOST_OTHER_COOKIES:]
 
     def lets_in(self, cookie: str | None, key: str) -> bool:
         """Whether these are of one session that has not ended."""

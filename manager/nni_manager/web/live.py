@@ -77,13 +77,15 @@ class Live:
             + self._summary
             + b',"trials":['
         )
-        experiment = picture.experiment
-        changed = list(experiment.revisions.since(0 if since is None else since.revision))
+        changed = list(picture.experiment.revisions.since(0 if since is None else since.revision))
         # In the order of the changes.
         changed.reverse()
         for first in range(0, len(changed), _ROWS_AT_ONCE):
             if first:
                 await asyncio.sleep(0)
+                # While others had their turn, or a slow client took what there was, trials may have changed: a row of before
+                # would be kept as that of the change, and told to all who ask later.
+                picture = self._look()
             rows = [self._row(picture, trial_id) for trial_id in changed[first : first + _ROWS_AT_ONCE]]
             yield (b"," if first else b"") + b",".join(rows)
         yield b"]}"

@@ -10,7 +10,7 @@
     // Storage may be forbidden; then the system's theme holds, and nobody is let in.
   }
   if (key === null || location.pathname === "/enter") return;
-  const asked = fetch("/api/v1/nni/changes", { cache: "no-store", credentials: "same-origin", headers: { "X-Trial-Keeper": key } });
+  const asked = fetch("/api/v1/nni/changes", { cache: "no-store", signal: AbortSignal.timeout(30_000), credentials: "same-origin", headers: { "X-Trial-Keeper": key } });
   asked.catch(() => undefined); // who takes it up says so
   /** @type {any} */ (window).firstChanges = { key, asked };
 })();

@@ -14,11 +14,15 @@ export const PIECE_BYTES = 64 * 1024;
 export const MOST_BYTES = 256 * 1024;
 
 export class LogWindow {
+  #isStalled;
+
   constructor() {
     /** @type {{from: number, next: number, text: string}[]} */
     this.pieces = [];
     /** What the log had when last asked. */
     this.size = 0;
+    /** Whether the last answer brought nothing: a log may end with half a character, which is told when it is whole. */
+    this.#isStalled = false;
   }
 
   /** The place of the first byte that is held. */
@@ -34,6 +38,11 @@ export class LogWindow {
   /** Whether nothing comes after what is held, as far as is known. */
   get isAtEnd() {
     return this.end >= this.size;
+  }
+
+  /** Whether there is more to be had at once, as far as is known. */
+  get isBehind() {
+    return !this.isAtEnd && !this.#isStalled;
   }
 
   /**
@@ -91,7 +100,8 @@ export class LogWindow {
   accept(piece) {
     if (piece.size < this.end) this.pieces = [];
     this.size = piece.size;
-    if (piece.next <= piece.from) return;
+    this.#isStalled = piece.next <= piece.from;
+    if (this.#isStalled) return;
     const held = { from: piece.from, next: piece.next, text: piece.text };
     if (this.pieces.length > 0 && piece.from === this.end) {
       this.pieces.push(held);

@@ -3,7 +3,9 @@
 import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
 import * as format from "./format.js";
 import { plain } from "./plain.js";
+import { api } from "./state/api.js";
 import { Live } from "./state/live.js";
+import { attempt } from "./widgets/dialog.js";
 import { badge, prose } from "./widgets/facts.js";
 import { enter } from "./pages/enter.js";
 import { experiments } from "./pages/experiments.js";
@@ -32,6 +34,7 @@ const state = h("span", {});
 const connection = h("span", { class: "connection", "data-test": "connection", role: "status" });
 const navigation = NAVIGATION.map(([href = "", title, test = ""]) => link(href, { "data-test": test }, title));
 const theme = h("button", { type: "button", class: "quiet", "data-test": "theme-switch", click: nextTheme });
+const signOut = h("button", { type: "button", class: "quiet", "data-test": "sign-out", click: leave }, "Sign out");
 const banners = h("div", { role: "region", "aria-label": "Notices" });
 const lost = h("p", { class: "banner warn", "data-test": "banner-connection", role: "alert" });
 const readOnly = h("p", { class: "banner", "data-test": "banner-readonly" },
@@ -90,6 +93,11 @@ function show() {
   }
 }
 
+async function leave() {
+  // Nothing of what was shown stays.
+  if (await attempt(api.leave)) location.assign("/oview");
+}
+
 function locked() {
   return h("div", { class: "page narrow", "data-test": "locked" }, h("section", { class: "card" },
     h("h1", {}, "This page needs a link of yours"),
@@ -115,6 +123,7 @@ live.onConnection(() => {
   const now = live.connection;
   say(connection, CONNECTION_WORDS[now]);
   setAttribute(connection, "data-state", now);
+  signOut.hidden = now === "loading" || now === "locked";
   tellSilence();
   if (now === "locked" && page !== null && path !== "/enter") {
     page.close();
@@ -165,12 +174,13 @@ document.body.append(
     h("header", { "data-test": "app" },
       h("div", { class: "brand" }, name, state),
       h("nav", { "aria-label": "Pages" }, navigation),
-      h("div", { class: "status" }, connection, theme)),
+      h("div", { class: "status" }, connection, theme, signOut)),
     banners),
   main, spoken);
 banners.append(lost, readOnly);
 lost.hidden = true;
 readOnly.hidden = true;
+signOut.hidden = true;
 
 addEventListener("popstate", route);
 document.addEventListener("click", (event) => {

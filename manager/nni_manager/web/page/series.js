@@ -13,6 +13,12 @@ const SHADES = 10;
 /** A parameter with more different words than these is no use as an axis of words. */
 const MOST_WORDS = 40;
 
+/**
+ * What Python writes for numbers that JSON has not, and strings, which may say the same: one loss that is NaN must not hide
+ * the other numbers of a result.
+ */
+const NO_JSON = /"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b/g;
+
 /** @typedef {Row & {value: number}} Valued */
 
 /**
@@ -212,14 +218,14 @@ export function metricIn(data, name) {
 }
 
 /**
- * The names under which a reported metric has numbers.
+ * The names under which a reported metric has numbers, those that are none (NaN) among them.
  *
  * @param {string} data
  */
 export function metricNames(data) {
   const metric = read(data);
   if (!isDict(metric)) return ["default"];
-  return Object.keys(metric).filter((name) => typeof metric[name] === "number");
+  return Object.keys(metric).filter((name) => typeof metric[name] === "number" || metric[name] === null);
 }
 
 /**
@@ -237,8 +243,8 @@ function isDict(value) {
 function read(data) {
   try {
     const text = JSON.parse(data);
-    return typeof text === "string" ? JSON.parse(text) : text;
+    return typeof text === "string" ? JSON.parse(text.replace(NO_JSON, (word) => (word.startsWith('"') ? word : "null"))) : text;
   } catch {
-    return null; // NaN, or what was no JSON to begin with
+    return null; // it was no JSON to begin with
   }
 }

@@ -1,6 +1,6 @@
 /** `/experiment`: all experiments of this user, those that run and those that ended. */
 
-import { fill, h } from "../dom.js";
+import { fill, h, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { plain, short } from "../plain.js";
 import { api } from "../state/api.js";
@@ -36,12 +36,15 @@ export function experiments(_) {
       h("table", { class: "plain lines", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
         h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), body)), note);
 
+  const drawLines = whenChanged((/** @type {KnownExperiment[]} */ found) => fill(body, found.map(line)));
+
   function draw() {
     const found = known
       .filter((each) => shown === "all" || (shown === "served") === isServed(each))
       .filter((each) => [each.id, each.experimentName ?? "", each.platform ?? "", each.status].join(" ").toLowerCase().includes(text))
       .sort((a, b) => (b.startTime ?? 0) - (a.startTime ?? 0));
-    fill(body, found.map(line));
+    // What is drawn anew loses the focus and what was marked in it.
+    drawLines(found);
     fill(note, found.length === 0 ? (known.length === 0 ? "There is no experiment yet." : "No experiment matches.") : null);
   }
   return listPage("Experiments", box, async () => {

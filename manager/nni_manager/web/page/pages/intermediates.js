@@ -5,13 +5,15 @@ import * as format from "../format.js";
 import { metricIn, metricNames, thinned } from "../series.js";
 import { api } from "../state/api.js";
 import { Chart, colours } from "../widgets/charts.js";
-import { choose } from "./trial_detail.js";
+import { choose, REST_PER_LOAD } from "./trial_detail.js";
 
 /** @import { Metric, Row } from "../types.js" */
 
 const MOST_CURVES = 20;
 /** Points of one curve. */
 const MOST_POINTS = 400;
+/** Each load is of all that a trial has reported. */
+const LOAD_EVERY_MS = 2000;
 
 export class IntermediateCurves {
   /** What was loaded, and of how many reports. @type {Map<string, {count: number, metrics: Metric[]}>} */
@@ -19,6 +21,10 @@ export class IntermediateCurves {
   /** @type {Row[]} */
   #rows = [];
   #isLoading = false;
+  /** Until then, what has been loaded is not loaded anew. */
+  #restsUntilMs = 0;
+  /** @type {number | undefined} */
+  #timer;
   #isGone = false;
 
   /** @param {string} title */
@@ -39,13 +45,17 @@ export class IntermediateCurves {
 
   close() {
     this.#isGone = true;
+    clearTimeout(this.#timer);
     this.chart.destroy();
   }
 
   async #load() {
     this.#isLoading = true;
+    const beganAtMs = performance.now();
+    let isAnew = false;
     try {
       for (let row = this.#stale(); row !== undefined && !this.#isGone; row = this.#stale()) {
+        isAnew = true;
         this.#loaded.set(row.id, { count: row.count, metrics: await api.intermediates(row.id) });
         this.#draw();
       }
@@ -54,10 +64,18 @@ export class IntermediateCurves {
     } finally {
       this.#isLoading = false;
     }
+    if (!isAnew || this.#isGone) return;
+    const restMs = Math.max(LOAD_EVERY_MS, (performance.now() - beganAtMs) * REST_PER_LOAD);
+    this.#restsUntilMs = performance.now() + restMs;
+    clearTimeout(this.#timer);
+    this.#timer = window.setTimeout(() => {
+      if (!this.#isLoading) void this.#load();
+    }, restMs);
   }
 
   #stale() {
-    return this.#rows.find((row) => this.#loaded.get(row.id)?.count !== row.count);
+    const isRested = performance.now() >= this.#restsUntilMs;
+    return this.#rows.find((row) => (isRested ? this.#loaded.get(row.id)?.count !== row.count : !this.#loaded.has(row.id)));
   }
 
   #draw() {

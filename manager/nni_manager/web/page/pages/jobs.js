@@ -1,6 +1,6 @@
 /** `/jobs`: the jobs on the cluster, their keepers with versions, and how each is heard. */
 
-import { fill, h } from "../dom.js";
+import { fill, h, say, whenChanged } from "../dom.js";
 import * as format from "../format.js";
 import { plain, short } from "../plain.js";
 import { api } from "../state/api.js";
@@ -12,6 +12,8 @@ import { listPage } from "./list_page.js";
 
 /** Trials of one job that are named; a job that is reused may have run hundreds. */
 const MOST_NAMED = 5;
+const TITLES = ["Job", "Trials", "State", "Created", "Ended", "Heard by", "Last contact", "Keepers"];
+const CONTACT = TITLES.indexOf("Last contact");
 
 /**
  * @param {Context} _
@@ -21,21 +23,26 @@ export function jobs(_) {
   const body = h("tbody");
   const note = h("p", { class: "empty" });
   const total = h("span", { class: "muted" });
-  const titles = ["Job", "Trials", "State", "Created", "Ended", "Heard by", "Last contact", "Keepers"];
   const box = card("Jobs", { aside: total },
     h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of jobs" },
       h("table", { class: "plain lines", "data-test": "jobs" }, h("caption", { class: "unseen" }, "Jobs"),
-        h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), body)), note);
+        h("thead", {}, h("tr", {}, TITLES.map((title) => h("th", { scope: "col" }, title)))), body)), note);
+  const drawLines = whenChanged((/** @type {Job[]} */ found) => fill(body, found.map(line)));
   return listPage("Jobs", box, async () => {
     const found = await api.jobs();
-    fill(body, found.map(line));
+    // Contact is told anew each time; what else is drawn anew loses the focus and what was marked in it.
+    drawLines(found.map((job) => ({ ...job, lastContactAgoS: null })));
+    found.forEach(({ lastContactAgoS }, index) => {
+      const cell = body.children[index]?.children[CONTACT];
+      if (cell) say(cell, lastContactAgoS === null ? format.NOTHING : `${format.duration(lastContactAgoS)} ago`);
+    });
     fill(total, format.counted(found.length, "job"));
     fill(note, found.length === 0 ? "There is no job now. Each trial that begins has one." : null);
   });
 }
 
 /** @param {Job} job */
-function line({ jobId, trialIds, trialCount = trialIds.length, state, created, ended, road, lastContactAgoS, keepers, link }) {
+function line({ jobId, trialIds, trialCount = trialIds.length, state, created, ended, road, keepers, link }) {
   const isOver = typeof ended === "number";
   const named = trialIds.slice(-MOST_NAMED);
   const more = trialCount - named.length;
@@ -51,7 +58,7 @@ function line({ jobId, trialIds, trialCount = trialIds.length, state, created, e
     h("td", {}, time(created) ?? format.NOTHING),
     h("td", {}, time(ended) ?? format.NOTHING),
     h("td", {}, road === null || isOver ? format.NOTHING : (roads[road] ?? plain(road))),
-    h("td", {}, lastContactAgoS === null ? format.NOTHING : `${format.duration(lastContactAgoS)} ago`),
+    h("td"),
     h("td", {}, keepers.length === 0 ? h("span", { class: "muted" }, isOver ? format.NOTHING : "none connected") : h("ul", { class: "bare" }, keepers.map((keeper) =>
       h("li", {}, `${short(keeper.task, 60)}: version ${short(keeper.version, 40)}${keeper.address ? `, ${short(keeper.address, 80)}` : ""}`)))));
 }

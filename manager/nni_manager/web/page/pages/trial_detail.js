@@ -16,6 +16,8 @@ import { LogView } from "../widgets/log.js";
 /** @import { Live } from "../state/live.js" */
 
 const LOOK_EVERY_MS = 5000;
+/** A trial with a hundred thousand reports takes long to tell of; the manager has other things to do between. */
+export const REST_PER_LOAD = 10;
 
 /**
  * @param {Row} first
@@ -64,6 +66,7 @@ export function trialDetail(first, live) {
   async function load() {
     clearTimeout(timer);
     loadedFor = stamp(row);
+    const beganAtMs = performance.now();
     try {
       const [trial, attempts, metrics, usage] = await Promise.all([api.trial(id), api.attempts(id), api.intermediates(id), api.usage(id)]);
       if (isGone) return;
@@ -77,7 +80,9 @@ export function trialDetail(first, live) {
       if (isGone) return;
       say(trouble, error instanceof Error ? error.message : String(error));
     }
-    if (!isGone && !format.isEnded(row.state)) timer = window.setTimeout(load, LOOK_EVERY_MS);
+    if (!isGone && !format.isEnded(row.state)) {
+      timer = window.setTimeout(load, Math.max(LOOK_EVERY_MS, (performance.now() - beganAtMs) * REST_PER_LOAD));
+    }
   }
 
   /** @param {Row} now */

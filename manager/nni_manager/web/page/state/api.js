@@ -170,5 +170,12 @@ export const api = {
     const { key } = await ask("/session", change("POST", { code }));
     localStorage.setItem(KEY, key);
   },
-  leave: () => ask("/session", change("DELETE")),
+  /** From here on nobody is let in with what this browser has, whatever the answer. */
+  leave: async () => {
+    try {
+      await ask("/session", change("DELETE"));
+    } finally {
+      localStorage.removeItem(KEY);
+    }
+  },
 };

@@ -32,6 +32,7 @@ export class Live {
   #watchdog;
   #streamTriedAtMs = 0;
   #hasBegun = false;
+  #isLoading = false;
   /** @type {Set<(news: News) => void>} */
   #listeners = new Set();
   /** @type {Set<() => void>} */
@@ -111,6 +112,9 @@ export class Live {
   }
 
   async #load() {
+    // Who is asked already answers that; two answers would be of two times.
+    if (this.#isLoading) return;
+    this.#isLoading = true;
     let changes;
     try {
       changes = await api.changes(this.#version);
@@ -120,6 +124,8 @@ export class Live {
       this.#happened(isLocked ? "refused" : "failed");
       this.#again(KNOCK_EVERY_MS);
       return;
+    } finally {
+      this.#isLoading = false;
     }
     this.#take(changes);
     this.#happened("answered");
@@ -197,6 +203,8 @@ export class Live {
   #take(changes) {
     // An answer that says nothing is no news; that it came is.
     this.heardAtMs = Date.now();
+    // The manager of another experiment listens there now: nothing that is shown is of it.
+    if (this.summary !== null && changes.summary.id !== this.summary.id) location.reload();
     this.#version = changes.version;
     this.summary = changes.summary ?? this.summary;
     const rows = this.rows.apply(changes);

@@ -19,8 +19,8 @@ const SOURCE = new URL("../plotly.min.js", import.meta.url).pathname;
 const DRAW_EVERY_MS = 1500;
 /** and so many times as long as a drawing takes lie between two: however many trials, the page stays free for its reader. */
 const REST_PER_DRAWING = 10;
-/** Of no use here, or (sending a chart to a server) not wanted. */
-const NO_BUTTONS = ["lasso2d", "select2d", "autoScale2d", "sendDataToCloud"];
+/** Of no use here. */
+const NO_BUTTONS = ["lasso2d", "select2d", "autoScale2d"];
 
 /** @type {Promise<Plotly> | null} */
 let loading = null;
@@ -150,7 +150,8 @@ export class Chart {
     if (this.#isGone) return;
     const beganAtMs = performance.now();
     await library.react(this.plot, drawing.traces, layoutOf(drawing.layout ?? {}), {
-      displaylogo: false, responsive: true, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
+      // Results are nobody else's: plotly has a button that sends them to a server of its maker.
+      showSendToCloud: false, plotlyServerURL: "", displaylogo: false, responsive: true, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
     });
     this.#drawnAtMs = performance.now();
     this.#drawingMs = this.#drawnAtMs - beganAtMs;

@@ -54,6 +54,9 @@ export class LogView {
     this.pre.addEventListener("scroll", () => {
       if (this.#isFollowing && !this.#isScrolledDown()) this.#setFollowing(false);
     }, { passive: true });
+    this.attempts.hidden = true;
+    say(this.where, "nothing has been written so far");
+    for (const button of [this.first, this.older, this.newer, this.last]) button.disabled = true;
     this.#markTabs();
   }
 
@@ -70,6 +73,7 @@ export class LogView {
     const wasLast = this.attempts.selectedIndex === this.attempts.options.length - 1;
     fill(this.attempts, places.map(({ attempt, task }, index) =>
       h("option", { value: keys[index] ?? "" }, `attempt ${attempt}, ${plain(task)}`)));
+    this.attempts.hidden = places.length === 0;
     const newest = attempts[attempts.length - 1];
     const first = places.findIndex(({ attempt }) => attempt === newest?.attempt);
     this.attempts.value = keys.includes(chosen) && !wasLast ? chosen : (keys[first] ?? "");
@@ -154,7 +158,7 @@ export class LogView {
     this.#draw(edge, trouble);
     if (this.#isFollowing) {
       // What is far behind catches up without a pause.
-      const wait = trouble || this.#window.isAtEnd ? (this.isRunning() ? FOLLOW_EVERY_MS : LOOK_AGAIN_EVERY_MS) : 0;
+      const wait = trouble || !this.#window.isBehind ? (this.isRunning() ? FOLLOW_EVERY_MS : LOOK_AGAIN_EVERY_MS) : 0;
       this.#timer = window.setTimeout(() => {
         if (document.hidden) this.#wake();
         else void this.#ask(this.#window.following(), "bottom");
