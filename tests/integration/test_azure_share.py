@@ -202,6 +202,8 @@ def test_an_upload_that_fails_for_a_moment_is_made_again(azure, share, workspace
 
 
 def test_a_file_that_a_keeper_has_open_just_now_is_replaced_a_moment_later(azure, share, workspace):
+    workspace.manager_json.write_text("[]\n")
+    share.send(workspace.manager_json)
     workspace.manager_json.write_text("{}\n")
     azure.fails_with = [(409, "SharingViolation"), (409, "DeletePending")]
     share.send(workspace.manager_json)

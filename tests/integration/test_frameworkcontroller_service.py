@@ -343,7 +343,7 @@ def test_why_a_trial_does_not_start_is_its_message_and_the_experiments_problem(s
 
 
 def test_a_manager_that_goes_on_deletes_what_the_one_before_could_not(site, a_real_experiment):
-    experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNumber=1)
+    experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)
 
     def service_of(on_job_ended):
         kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), FrameworkController(site.config)
