@@ -227,6 +227,9 @@ class KubeApi:
                 "apiVersion": "v1",
                 "groups": [_group(group, version) for group, version in groups],
             }
+        if path.startswith("/openapi/v3/apis/"):
+            root = path.removeprefix("/openapi/v3/apis/")
+            return {"openapi": "3.0.0", "components": {"schemas": self._schemas(root)}}
         match = re.fullmatch(r"/(?:api/v1|apis/([^/]+)(?:/([^/]+))?)", path)
         if match is None:
             return None
@@ -254,6 +257,18 @@ class KubeApi:
         ]
         name = f"{group}/{version}" if group else version
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": resources}
+
+    def _schemas(self, root):
+        return {
+            kind.kind: schema
+            | {
+                "x-kubernetes-group-version-kind": [
+                    {"group": kind.group, "version": kind.version, "kind": kind.kind}
+                ]
+            }
+            for kind, schema in self.store.schemas.items()
+            if kind.api_version == root
+        }
 
 
 def _group(group, version):

@@ -200,9 +200,16 @@ def _patches_of_2_1():
     return {"podTemplateOverrides": {"type": "array", "items": override}}
 
 
+def _patches_of_2_0():
+    return {"podSpecOverrides": {"type": "array"}}
+
+
+_PATCHES = {"2.0": _patches_of_2_0, "2.1": _patches_of_2_1, "2.2": _patches_of_2_2}
+
+
 def train_job(release="2.2"):
     """TrainJobs of a release of Kubeflow Trainer. What a release does not know it drops, and does not refuse."""
-    patches = _patches_of_2_2() if release == "2.2" else _patches_of_2_1()
+    patches = _PATCHES[release]()
     spec = _with_spec(
         ["runtimeRef"],
         runtimeRef=_only(

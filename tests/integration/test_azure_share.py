@@ -167,6 +167,30 @@ def test_who_reads_files_is_brought_what_is_not_here_yet(azure, share, workspace
     SharedFiles(workspace).fetch("trial", Stream.STDERR)  # a mount has it all
 
 
+def test_a_log_that_two_processes_fetch_at_once_is_here_once_and_whole(azure, share, workspace):
+    there = Workspace(azure.share / "EXPT").attempt(KEY).stream(Stream.STDOUT)
+    there.parent.mkdir(parents=True)
+    content = bytes(range(1, 250)) * 10_000  # more than is read at once
+    there.write_bytes(content)
+
+    class Slow(AzureShare):
+        def __init__(self):
+            self.others = 2
+
+        def folders_in(self, path):
+            return share.folders_in(path)
+
+        def read(self, path, offset, longest):
+            data = share.read(path, offset, longest)
+            if self.others:
+                self.others -= 1
+                SharedFiles(workspace, self).fetch("trial", Stream.STDOUT)  # while this one's is on its way
+            return data
+
+    SharedFiles(workspace, Slow()).fetch("trial", Stream.STDOUT)
+    assert workspace.attempt(KEY).stream(Stream.STDOUT).read_bytes() == content
+
+
 # ---- what fails
 
 
@@ -175,6 +199,15 @@ def test_an_upload_that_fails_for_a_moment_is_made_again(azure, share, workspace
     azure.fails_with = [(503, "ServerBusy"), (0, "")]
     share.send(workspace.run_sh)
     assert (azure.share / "EXPT" / "run.sh").read_text() == "echo\n"
+
+
+def test_a_file_that_a_keeper_has_open_just_now_is_replaced_a_moment_later(azure, share, workspace):
+    workspace.manager_json.write_text("[]\n")
+    share.send(workspace.manager_json)
+    workspace.manager_json.write_text("{}\n")
+    azure.fails_with = [(409, "SharingViolation"), (409, "DeletePending")]
+    share.send(workspace.manager_json)
+    assert (azure.share / "EXPT" / "manager.json").read_text() == "{}\n"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shlex
+import threading
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from nni_manager.engine.views import trial_view
 from nni_manager.errors import TryAgain
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
+from nni_manager.training_services.kubernetes import service as service_module
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.errors import ClusterLacks
 from nni_manager.training_services.kubernetes.preflight import check, needs_of
@@ -340,6 +342,25 @@ def test_why_a_trial_does_not_start_is_its_message_and_the_experiments_problem(s
     run(work())
 
 
+def test_a_manager_that_goes_on_deletes_what_the_one_before_could_not(site, a_real_experiment):
+    experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)
+
+    def service_of(on_job_ended):
+        kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), FrameworkController(site.config)
+        return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
+
+    async def work():
+        site.cluster.api.denied.add(("delete", "frameworks"))
+        async with a_manager_here(experiment, service_of) as engine:  # whose only trial finds no run.sh
+            await until(lambda: engine.experiment.state.is_over, "it is over", WITHIN_S)
+        assert site.store.list(SECRETS)
+        site.cluster.api.denied.clear()
+        async with a_manager_here(experiment, service_of):
+            await until(site.is_clean, "nothing is left", WITHIN_S)
+
+    run(work())
+
+
 def test_what_is_in_no_status_is_told_from_events(site):
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
 
@@ -468,6 +489,124 @@ def test_a_job_that_an_earlier_manager_made_by_half_is_made_anew(site):
             await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", WITHIN_S)
             await second.submit(site.settings())
             await site.is_running()
+
+    run(work())
+
+
+def test_a_half_that_cannot_be_deleted_yet_is_not_taken_for_the_new_job(site):
+    async def work():
+        async with site.manager() as first:
+            site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
+            with pytest.raises(TryAgain):
+                await first.submit(site.settings())
+        half = site.store.list(FRAMEWORKS)[0]["metadata"]["uid"]
+        async with site.manager() as second:
+            site.cluster.api.misbehave(503, 2, at=("delete", "frameworks"))
+            assert await second.adopt("trial1") is JobPresence.UNKNOWN
+            with pytest.raises(TryAgain, match="another of that name"):
+                await second.submit(site.settings())
+            await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", WITHIN_S)
+            await second.submit(site.settings())
+            await site.is_running()
+            assert site.store.list(FRAMEWORKS)[0]["metadata"]["uid"] != half
+            assert not site.ends
+
+    run(work())
+
+
+def test_what_an_earlier_manager_left_of_ended_jobs_is_deleted_and_nothing_else(site):
+    site.runs("case $TRIAL_KEEPER_JOB_ID in trial1) exit 0;; esac; exec sleep 100")
+
+    async def work():
+        async with site.manager() as first:
+            # It tells the end, and dies before it has deleted what has ended.
+            site.cluster.api.denied.add(("delete", "frameworks"))
+            await first.submit(site.settings("trial1"))
+            await first.submit(site.settings("trial2"))
+            await site.has_ended()
+            await site.is_running("nniexpexpttrialtrial2")
+        site.cluster.api.denied.clear()
+        assert len(site.store.list(FRAMEWORKS)) == len(site.store.list(SECRETS)) == 2
+        async with site.manager() as second:
+            assert await second.adopt("trial2") is JobPresence.RUNNING
+            second.clear_away()
+            await until(lambda: len(site.store.list(SECRETS)) == 1, "one is cleared away", WITHIN_S)
+            assert site.state("nniexpexpttrialtrial2") == "AttemptRunning"
+            assert len(site.ends) == 1
+
+    run(work())
+
+
+def test_what_is_cleared_away_is_asked_for_until_the_cluster_answers(site, caplog, monkeypatch):
+    monkeypatch.setattr(service_module, "_LAST_DELETES_S", 0.1)
+    site.runs("exit 0")
+
+    async def work():
+        async with site.manager() as first:
+            site.cluster.api.misbehave(503, 2000, at=("delete", "frameworks"))
+            await first.submit(site.settings())
+            await site.has_ended()
+        assert f"Framework {NAME} is left in namespace default" in caplog.text
+        site.cluster.api.stop()
+        async with site.manager() as second:
+            second.clear_away()
+            site.cluster.api._faults.clear()
+            site.cluster.api.start()
+            await until(site.is_clean, "nothing is left", WITHIN_S)
+
+    run(work())
+
+
+def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkeypatch):
+    async def work():
+        async with site.manager() as service:
+            gone = threading.Event()
+            make = Kubernetes.create
+
+            def create(cluster, resource, namespace, document):
+                if resource.plural == "secrets":  # the answer takes its time
+                    site.store.delete(FRAMEWORKS, "default", NAME)
+                    assert gone.wait(WITHIN_S)
+                return make(cluster, resource, namespace, document)
+
+            monkeypatch.setattr(Kubernetes, "create", create)
+            take = service._forget
+            monkeypatch.setattr(service, "_forget", lambda document: (take(document), gone.set()))
+            await service.submit(site.settings())
+            end = await site.has_ended()
+            assert "somebody has deleted it" in end.message
+
+    run(work())
+
+
+def test_a_stop_deletes_nothing_of_others(site):
+    theirs = {
+        "metadata": {"name": NAME, "labels": {"app": "theirs"}},
+        "spec": {"taskRoles": [], "executionType": "Create"},
+    }
+
+    async def work():
+        site.store.create(FRAMEWORKS, "default", theirs)
+        async with site.manager() as service:
+            with pytest.raises(TryAgain, match="another of that name"):
+                await service.submit(site.settings())
+            assert await service.stop("trial1")
+            end = await site.has_ended()
+            assert end.message.endswith("was deleted as we asked")
+            assert site.store.find(FRAMEWORKS, "default", NAME) is not None
+
+    run(work())
+
+
+def test_a_job_that_no_list_showed_is_asked_for_until_the_cluster_answers(site):
+    async def work():
+        site.cluster.api.stop()
+        async with site.manager() as service:
+            assert await service.adopt("trial1") is JobPresence.RUNNING
+            site.cluster.api.misbehave(503, 3, at=("get", "frameworks"))
+            site.cluster.api.start()
+            assert (await site.has_ended()).reason is ExitReason.JOB_LOST
+            assert service.problem == ""
 
     run(work())
 

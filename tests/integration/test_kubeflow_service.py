@@ -244,6 +244,25 @@ def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, la
     kubernetes.close()
 
 
+def test_a_release_that_drops_what_jobs_add_to_their_pods_is_refused(site):
+    kubernetes, needs = (
+        Kubernetes(site.folder / "kubeconfig", QUICK),
+        needs_of(operator_of(CONFIGS["trainjob"]), "default"),
+    )
+    site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
+    site.store.create(DEFINITIONS, "", definitions.train_job("2.1"))
+    check(kubernetes, needs)
+    site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
+    site.store.create(DEFINITIONS, "", definitions.train_job("2.0"))
+    with pytest.raises(
+        ClusterLacks, match="its Kubeflow Trainer is too old: trainjobs have no podTemplateOv"
+    ):
+        check(kubernetes, needs)
+    site.cluster.api.misbehave(404, 1, at=("get", f"/openapi/v3{needs.jobs.root}"))
+    check(kubernetes, needs)  # a server that does not say cannot be told
+    kubernetes.close()
+
+
 def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_it(site):
     site.store.delete(DEFINITIONS, "", "pytorchjobs.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.pytorch_job("v1beta2"))

@@ -133,7 +133,7 @@ def test_objects_are_made_read_listed_and_deleted(cluster, server):
     assert int(version) >= int(made["metadata"]["resourceVersion"])
     with pytest.raises(errors.NotThere):
         cluster.delete(OUR_SECRETS, "default", "c")
-    with pytest.raises(errors.Conflict):
+    with pytest.raises(errors.NotThere, match="another has that name now"):
         cluster.delete(OUR_SECRETS, "default", "a", uid="another")
     cluster.delete(OUR_SECRETS, "default", "a", uid=made["metadata"]["uid"])
     with pytest.raises(errors.NotThere):

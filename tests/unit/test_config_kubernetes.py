@@ -172,6 +172,16 @@ FRAMEWORK = "apiVersion: frameworkcontroller.microsoft.com/v1\nkind: Framework\n
             FRAMEWORK + "spec: {taskRoles: [{name: a, taskNumber: 1, task: {pod: {}}}]}",
             "cannot use spec.taskRoles[0].task.pod",
         ),
+        (
+            FRAMEWORK
+            + "spec: {taskRoles: [{name: a, taskNumber: 1, task: {pod: {spec: {initContainers: [wait]}}}}]}",
+            'spec.initContainers[0]: "wait" is not a mapping',
+        ),
+        (
+            FRAMEWORK
+            + "spec: {taskRoles: [{name: a, taskNumber: 1, task: {pod: {spec: {terminationGracePeriodSeconds: 1m}}}}]}",
+            'spec.terminationGracePeriodSeconds: "1m" is no number of seconds; write e.g. 60, or remove it',
+        ),
         ("[1, 2]", "cannot use this template: it is no Framework"),
         (FRAMEWORK + "kind: Pod", "cannot use kind: it is in line 2 already"),
         ("{", "cannot read wrong.yml"),

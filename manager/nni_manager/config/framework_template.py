@@ -191,6 +191,14 @@ class _Reading:
                 "a task that has ended is not run again in its job",
                 "write Never, or remove it",
             )
+        list(self.items((*place, "initContainers"), spec.get("initContainers")))  # notes what is none
+        grace = spec.get("terminationGracePeriodSeconds")
+        if grace is not None and (type(grace) is not int or grace < 0):
+            self.refuse(
+                (*place, "terminationGracePeriodSeconds"),
+                f"{shown(grace)} is no number of seconds",
+                "write e.g. 60, or remove it",
+            )
         for each, volume in self.items((*place, "volumes"), spec.get("volumes")):
             if volume.get("name") == VOLUME:
                 self.refuse(

@@ -289,6 +289,8 @@ class Engine:
         self.keepers.is_open = True
         for job in jobs_of_before:
             await self.jobs.take_over(job)
+        if self.experiment.trials:
+            self._service.clear_away()
         self._spawn(self._watch_time())
         self._spawn(self.mount_road.follow(self._spawn))
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,9 +76,9 @@ class SharedFiles:
             # What has not come yet is read as zeros.
             while data := self.share.read(path, size, _FETCHED_BYTES).rstrip(b"\0"):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("ab") as file:
-                    file.write(data)
-                size += len(data)
+                # At its own place, and not at the end: another process may fetch the same.
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
+                    size += os.pwrite(file.fileno(), data, size)
 
     def _send(self, *paths: Path) -> None:
         if self.share is not None:

@@ -1,7 +1,8 @@
 """TrainJobs of Kubeflow Trainer, which fill in a runtime of the cluster's. All tasks of one are of the same role, its nodes.
 
 Trainer called what a job adds to the pods of its runtime podTemplateOverrides before 2.2, and runtimePatches since. Both are
-written down: a server drops the one that it does not know. Neither says how long a pod may take to end.
+written down: a server drops the one that it does not know, and one that knows neither is refused. Neither field says how long
+a pod may take to end.
 
 Source: trainer.kubeflow.org/v1alpha1 TrainJob, Kubeflow Trainer 2.1 and 2.2.
 """
@@ -48,6 +49,11 @@ class TrainJobs(ConditionedOperator):
             GROUP, self.resource.version, f"{kind.lower()}s", kind, operator=_OPERATOR, is_in_namespace=is_own
         )
         return (*super().things, (runtimes, name))
+
+    @property
+    def some_of(self) -> tuple[str, ...]:
+        """Without either, nodes would have no storage: Trainer 2.0 had another."""
+        return ("podTemplateOverrides", "runtimePatches")
 
     @property
     def completion(self) -> Completion:

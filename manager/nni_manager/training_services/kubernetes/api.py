@@ -149,7 +149,14 @@ class Kubernetes:
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         what = f"delete {_words(resource, namespace, name)}"
-        self._ask("DELETE", resource.path(namespace, name), what, body=options)
+        try:
+            self._ask("DELETE", resource.path(namespace, name), what, body=options)
+        except Conflict as error:
+            if uid is None or self.get(resource, namespace, name)["metadata"]["uid"] == uid:
+                raise
+            raise NotThere(
+                f"cannot {what}: another has that name now; see what there is with kubectl"
+            ) from error
 
     def watch(
         self, resource: Resource, namespace: str, selector: str, since: str, fields: str = ""
@@ -212,6 +219,22 @@ class Kubernetes:
         except NotThere:
             return False
         return any(each.get("name") == resource.plural for each in found.get("resources", []))
+
+    def spec_fields(self, resource: Resource) -> frozenset[str] | None:
+        """What the server knows in the `spec` of such objects, and does not drop; None where it does not say.
+
+        Source: Kubernetes API Concepts, OpenAPI V3.
+        """
+        try:
+            found = self._ask("GET", f"/openapi/v3{resource.root}", f"read the schema of {resource.plural}")
+        except (NotThere, Forbidden, Refused):
+            return None
+        own = {"group": resource.group, "version": resource.version, "kind": resource.kind}
+        for schema in ((found.get("components") or {}).get("schemas") or {}).values():
+            if own in (schema.get("x-kubernetes-group-version-kind") or ()):
+                spec = (schema.get("properties") or {}).get("spec") or {}
+                return frozenset(spec["properties"]) if spec.get("properties") else None
+        return None
 
     def has_namespace(self, name: str) -> bool:
         """Whether there is such a namespace.

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 _OF_THE_MOMENT = (408, 429, 500, 502, 503, 504)
+# Somebody who has mounted the share has the file open just now, as a keeper that reads what is replaced.
+_IN_USE = frozenset({"SharingViolation", "FileLockConflict", "ClientCacheFlushDelay", "DeletePending"})
 _REMEDIES = {
     "AuthenticationFailed": "put the account's key of today into the vault",
     "AuthorizationFailure": "let this machine's address through the firewall of the storage account",
@@ -209,8 +211,7 @@ class AzureShare(Share, SharedStorage):
             except OSError as error:  # of this machine's own file
                 raise ShareAway(f"cannot {what}: {error}; see to the disk of this machine") from error
             except AzureError as error:
-                code = getattr(error, "error_code", None)
-                code = str(getattr(code, "value", code))
+                code = _code_of(error)
                 if code == "AuthenticationFailed" and not has_new_key:
                     has_new_key = self._renew(what, key)
                     continue
@@ -244,4 +245,10 @@ def _may_pass(error: AzureError) -> bool:
     """Whether the same call may succeed a moment later."""
     if not isinstance(error, HttpResponseError) or error.status_code is None:
         return True  # no answer
-    return error.status_code in _OF_THE_MOMENT or isinstance(error, ResourceNotFoundError)
+    is_away = error.status_code in _OF_THE_MOMENT or isinstance(error, ResourceNotFoundError)
+    return is_away or _code_of(error) in _IN_USE
+
+
+def _code_of(error: AzureError) -> str:
+    code = getattr(error, "error_code", None)
+    return str(getattr(code, "value", code))

@@ -70,6 +70,11 @@ class Operator(ABC):
         return ((LOCAL_QUEUES, self.config.queue),) if self.config.queue is not None else ()
 
     @property
+    def some_of(self) -> tuple[str, ...]:
+        """Fields of a resource's spec of which the cluster has to know one; a release that knows none is too old."""
+        return ()
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What users should know before they start."""
         return ()

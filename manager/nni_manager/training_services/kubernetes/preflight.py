@@ -23,7 +23,7 @@ from nni_manager.training_services.kubernetes.resources import (
 class Needs:
     """What jobs need: a kind of objects, rights (verbs on resources), and things that have to be there, by name.
 
-    `names_version`: the version of the jobs' resource is one that users write.
+    `names_version`: the version of the jobs' resource is one that users write. `some_of`: fields of their spec; one will do.
     """
 
     namespace: str
@@ -31,6 +31,7 @@ class Needs:
     rights: tuple[tuple[str, Resource], ...]
     things: tuple[tuple[Resource, str], ...] = ()
     names_version: bool = False
+    some_of: tuple[str, ...] = ()
 
 
 def needs_of(operator: Operator, namespace: str) -> Needs:
@@ -49,7 +50,7 @@ def needs_of(operator: Operator, namespace: str) -> Needs:
     if config.service_account is not None:
         things.append((SERVICE_ACCOUNTS, config.service_account))
     names_version = config.api_version is not None
-    return Needs(namespace, operator.resource, rights, tuple(things), names_version)
+    return Needs(namespace, operator.resource, rights, tuple(things), names_version, operator.some_of)
 
 
 def check(cluster: Kubernetes, needs: Needs, others: Sequence[str] = ()) -> tuple[str, ...]:
@@ -77,6 +78,10 @@ def _missing(cluster: Kubernetes, needs: Needs) -> list[str]:
     missing = []
     if not cluster.serves(needs.jobs):
         missing.append(_unserved(cluster, needs.jobs, names_version=needs.names_version))
+    elif needs.some_of and (known := cluster.spec_fields(needs.jobs)) and not known & set(needs.some_of):
+        missing.append(
+            f"its {needs.jobs.operator} is too old: {needs.jobs.plural} have no {' or '.join(needs.some_of)}; have it upgraded"
+        )
     if not _has_namespace(cluster, needs.namespace):
         return [*missing, f"there is no namespace {needs.namespace}; correct it, or make it with kubectl"]
     for verb, resource in needs.rights:

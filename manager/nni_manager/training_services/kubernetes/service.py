@@ -70,11 +70,15 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class _Job:
-    """One job. `was_taken`: its resource is there, or was. `was_seen`: a watch has shown it. `gone_pods`: by their names."""
+    """One job. `was_taken`: its resource is there, or was. `was_seen`: a watch has shown it. `gone_pods`: by their names.
+
+    `gone_uid`: of a resource that was deleted while the job was being made.
+    """
 
     job_id: str
     name: str
     uid: str | None = None
+    gone_uid: str | None = None
     is_posting: bool = False
     was_taken: bool = False
     was_seen: bool = False
@@ -119,6 +123,9 @@ class KubernetesService(TrainingService):
         self._troubles: dict[str, str] = {}
         self._problem = ""
         self._was_listed = False
+        self._all_are_adopted = False
+        self._doomed: set[str] = set()
+        """The uids of resources that are being deleted because they are of no use."""
         self._news, self._pod_news = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._deletes: set[asyncio.Task[None]] = set()
@@ -188,6 +195,8 @@ class KubernetesService(TrainingService):
             job.is_posting = False
         if (seen := self._resources.get(job.name)) is not None:
             self._look(job, seen)  # it was quicker than the answer
+        elif job.uid is not None and job.gone_uid == job.uid:
+            self._end_deleted(job)  # and so was somebody who deleted it
 
     def _hand_in(self, settings: KeeperSettings) -> str:
         """The uid of the job's resource."""
@@ -199,7 +208,8 @@ class KubernetesService(TrainingService):
         except AlreadyThere as error:
             made = self._cluster.get(resource, self._namespace, name)
             meta = made["metadata"]
-            if not _is_of(made, self._experiment_id, settings.job_id) or "deletionTimestamp" in meta:
+            is_ending = "deletionTimestamp" in meta or meta["uid"] in self._doomed
+            if is_ending or not _is_of(made, self._experiment_id, settings.job_id):
                 raise TryAgain(
                     f"cannot make {self._kind} {name}: another of that name is in namespace {self._namespace}; it is tried again "
                     "when that is gone"
@@ -261,10 +271,21 @@ class KubernetesService(TrainingService):
     async def end_leftovers(self, job_id: str, trial_id: str) -> None:
         """A container that ended has left nothing."""
 
+    def clear_away(self) -> None:
+        """Delete resources that have ended, and their secrets with them."""
+        self._all_are_adopted = True
+        self._watch()
+        self._delete_leftovers()
+
     async def close(self) -> None:
         """Stop watching, and give what is being deleted a moment; jobs go on."""
         if self._deletes:
-            await asyncio.wait(self._deletes, timeout=_LAST_DELETES_S)
+            _, left = await asyncio.wait(self._deletes, timeout=_LAST_DELETES_S)
+            for task in left:
+                logger.warning(
+                    "%s %s is left in namespace %s; it is deleted when the experiment is resumed, or by `kubectl delete`",
+                    *(self._kind, task.get_name(), self._namespace),
+                )
         for watch in self._watches:
             watch.end()
         for task in self._tasks | self._deletes:
@@ -305,8 +326,13 @@ class KubernetesService(TrainingService):
                 if (job := self._job_of(document)) is not None:
                     self._look(job, document)
             case Gone(document):
+                job = self._job_of(document)
                 self._forget(document)
-                if (job := self._job_of(document)) is not None and not job.is_posting:
+                if job is None:
+                    pass
+                elif job.is_posting:
+                    job.gone_uid = document["metadata"]["uid"]
+                else:
                     self._end_deleted(job)
             case Listed():
                 self._was_listed = True
@@ -314,6 +340,7 @@ class KubernetesService(TrainingService):
                 for job in list(self._jobs.values()):
                     if job.was_taken and not job.was_seen:
                         self._spawn(self._verify(job))
+                self._delete_leftovers()
             case Trouble(message):
                 self._note_trouble(self._operator.resource.plural, message)
                 self._news.set()
@@ -363,7 +390,8 @@ class KubernetesService(TrainingService):
 
     def _job_of(self, document: Document) -> _Job | None:
         job = self._jobs.get(self._names.get(document["metadata"]["name"], ""))
-        if job is None or (job.uid is not None and job.uid != document["metadata"]["uid"]):
+        uid = document["metadata"]["uid"]
+        if job is None or uid in self._doomed or (job.uid is not None and job.uid != uid):
             return None
         return job if _is_of(document, self._experiment_id, job.job_id) else None
 
@@ -380,6 +408,7 @@ class KubernetesService(TrainingService):
         name, uid = document["metadata"]["name"], document["metadata"]["uid"]
         if self._resources.get(name, document)["metadata"]["uid"] == uid:
             self._resources.pop(name, None)
+        self._doomed.discard(uid)
 
     # ---- ends
 
@@ -431,21 +460,27 @@ class KubernetesService(TrainingService):
 
     async def _verify(self, job: _Job) -> None:
         """A job that a list does not show: it may be newer than the list."""
-        try:
-            await self._ask(self._cluster.get, self._operator.resource, self._namespace, job.name)
-        except NotThere:
-            if not job.is_posting and not job.was_seen:
-                self._end_deleted(job)
-        except NniManagerError as error:
-            self._note(str(error))
+        delay_s = _FIRST_AGAIN_S
+        while self._jobs.get(job.job_id) is job and not job.was_seen:
+            try:
+                await self._ask(self._cluster.get, self._operator.resource, self._namespace, job.name)
+            except NotThere:
+                if not job.is_posting and not job.was_seen:
+                    self._end_deleted(job)
+            except NniManagerError as error:
+                self._note(str(error))
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_AGAIN_S)
+                continue
+            self._note("")
+            return
 
     async def _delete_job(self, job: _Job) -> None:
         delay_s = _FIRST_AGAIN_S
         while job.job_id in self._jobs:
             if not job.is_posting:
                 try:
-                    delete = partial(self._cluster.delete, uid=job.uid, waits=True)
-                    await self._ask(delete, self._operator.resource, self._namespace, job.name)
+                    await self._ask(self._delete_own, job)
                 except NotThere:
                     if not job.is_ending:
                         self._end_deleted(job)
@@ -459,8 +494,30 @@ class KubernetesService(TrainingService):
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_AGAIN_S)
 
+    def _delete_own(self, job: _Job) -> None:
+        resource, uid = self._operator.resource, job.uid
+        if uid is None:
+            # Nobody has said yet that there is one, and another's may have its name.
+            found = self._cluster.get(resource, self._namespace, job.name)
+            if not _is_of(found, self._experiment_id, job.job_id):
+                raise NotThere
+            uid = found["metadata"]["uid"]
+        self._cluster.delete(resource, self._namespace, job.name, uid=uid, waits=True)
+
+    def _delete_leftovers(self) -> None:
+        """Resources of which an earlier manager has told the end, and died or lost the cluster before it had deleted them."""
+        if not (self._all_are_adopted and self._was_listed):
+            return
+        for name, document in self._resources.items():
+            uid = document["metadata"]["uid"]
+            is_known = uid in self._doomed or job_of(document) in self._jobs
+            if not is_known and self._operator.stage_of(document) is Stage.ENDED:
+                self._delete_soon(name, uid)
+
     def _delete_soon(self, name: str, uid: str | None) -> None:
-        task = asyncio.get_running_loop().create_task(self._delete(name, uid))
+        if uid is not None:
+            self._doomed.add(uid)
+        task = asyncio.get_running_loop().create_task(self._delete(name, uid), name=name)
         self._deletes.add(task)
         task.add_done_callback(self._deletes.discard)
 
@@ -470,7 +527,11 @@ class KubernetesService(TrainingService):
             try:
                 delete = partial(self._cluster.delete, uid=uid)
                 await self._ask(delete, self._operator.resource, self._namespace, name)
-            except (NotThere, Forbidden):
+            except NotThere:
+                self._doomed.discard(uid or "")
+                return
+            except Forbidden as error:
+                logger.warning("%s", error)
                 return
             except NniManagerError as error:
                 logger.info("%s", error)
