@@ -207,7 +207,7 @@ def _on_kubernetes(
     from nni_manager.training_services.kubernetes.api import Kubernetes
     from nni_manager.training_services.kubernetes.service import KubernetesService
 
-    refuse_what_runs_nowhere_yet(config)
+    refuse_nameless_claim(config)
     logins = {}
     for path in {role.registry_login for role in kubernetes.roles if role.registry_login is not None}:
         try:
@@ -234,8 +234,8 @@ def operator_of(kubernetes: KubernetesConfig) -> Operator:
     return OPERATORS[kubernetes.operator](kubernetes)
 
 
-def refuse_what_runs_nowhere_yet(config: ExperimentConfig) -> None:
-    """Refuse an experiment on Kubernetes that this version reads, and does not run.
+def refuse_nameless_claim(config: ExperimentConfig) -> None:
+    """Refuse an experiment whose containers are to mount a claim that has no name: the file may say so, and NNI ran it.
 
     Raises:
         UserMistake: it is one.

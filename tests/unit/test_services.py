@@ -125,9 +125,9 @@ def on_kubernetes(config, **changed):
 )
 def test_what_is_read_and_runs_nowhere_yet_is_refused_with_the_way_out(config, changed, told):
     with pytest.raises(UserMistake, match=told):
-        services.refuse_what_runs_nowhere_yet(on_kubernetes(config, **changed))
-    services.refuse_what_runs_nowhere_yet(on_kubernetes(config))
-    services.refuse_what_runs_nowhere_yet(config())
+        services.refuse_nameless_claim(on_kubernetes(config, **changed))
+    services.refuse_nameless_claim(on_kubernetes(config))
+    services.refuse_nameless_claim(config())
 
 
 def test_the_storage_is_where_this_machine_has_it(config, tmp_path):

@@ -37,7 +37,7 @@ from typing import Any
 from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentConfig, KubernetesConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.errors import Bug, UserMistake
-from nni_manager.services import refuse_what_runs_nowhere_yet, storage_here
+from nni_manager.services import refuse_nameless_claim, storage_here
 from nni_manager.store.copying import copy_store
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.store import StoreReader
@@ -205,7 +205,7 @@ def load(path: Path, places: Places) -> tuple[ExperimentFolder, ExperimentConfig
                 f"cannot load {path}: experiment {name} is here already; `nnictl experiment delete {name}` first"
             )
         config = _placed(config, folder, places, path, has_code=(part / _CODE).exists())
-        refuse_what_runs_nowhere_yet(config)
+        refuse_nameless_claim(config)
         storage = storage_here(config)
         try:
             folder.make(storage, reuses_jobs=config.reuse.is_on)

@@ -80,10 +80,10 @@ def _summary(found: ExperimentConfig) -> dict[str, Any]:
 
 def _what_keeps_it_from_running(found: ExperimentConfig) -> list[str]:
     from nni_manager.errors import UserMistake
-    from nni_manager.services import refuse_what_runs_nowhere_yet
+    from nni_manager.services import refuse_nameless_claim
 
     try:
-        refuse_what_runs_nowhere_yet(found)
+        refuse_nameless_claim(found)
     except UserMistake as mistake:
         return [str(mistake)]
     return []

@@ -40,10 +40,10 @@ def clean(config_path: Path, is_agreed: bool) -> int:
     belongs to experiments that run, or that this user does not know, stays.
     """
     from nni_manager.config.reader import read_experiment_file
-    from nni_manager.services import refuse_what_runs_nowhere_yet, storage_here
+    from nni_manager.services import refuse_nameless_claim, storage_here
 
     config = read_experiment_file(config_path, reads_code=False)
-    refuse_what_runs_nowhere_yet(config)
+    refuse_nameless_claim(config)
     storage = storage_here(config)
     if storage is None and config.kubernetes is not None:
         raise UserMistake(

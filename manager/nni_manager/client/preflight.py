@@ -181,7 +181,7 @@ def check_kubernetes(config: ExperimentConfig, kubernetes: KubernetesConfig) -> 
     from nni_manager.training_services.kubernetes.preflight import check, needs_of
     from nni_manager.training_services.patience import Patience
 
-    services.refuse_what_runs_nowhere_yet(config)
+    services.refuse_nameless_claim(config)
     services.storage_here(config)
     operator = services.operator_of(kubernetes)
     with contextlib.closing(Kubernetes(patience=Patience(tries=2))) as cluster:
