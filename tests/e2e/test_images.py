@@ -19,7 +19,7 @@ from trial_keeper.wire.messages import Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import exit_from_bytes
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
 MOUNT = "/mnt/confignfs-data"
 NOBODY = 65534

@@ -18,7 +18,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 # Debian 12's; wheels for the images are made by the Python that runs the tests.
 BASE_PYTHON = (3, 11)
-BUILD_WITHIN_S = 170
+BUILD_WITHIN_S = 400
 STEP_WITHIN_S = 60
 # A container whose test was killed ends by itself.
 LONGEST_LIFE_S = 120

@@ -409,7 +409,9 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     assert served.startswith(
         f"INFO: Experiment {name} runs already: it is served at {origin}/api/v1/nni\nThe Web UI urls are: {origin}/enter#"
     )
-    os.kill(line["pid"], signal.SIGKILL)
+    manager = psutil.Process(line["pid"])
+    manager.kill()
+    manager.wait(30)
 
     # Of a pair that nobody finds who looks for free ports from 8080 on.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
