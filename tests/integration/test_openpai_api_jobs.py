@@ -141,22 +141,22 @@ def test_a_query_over_http_filters_orders_and_pages(here):
     assert "jobName" in refused(client.get(f"{JOBS}?order=name,ASC"), 400, "InvalidParametersError")
 
 
-def test_five_hundred_jobs_submitted_at_once_are_all_there_once(here, capsys):
+def test_a_hundred_jobs_submitted_at_once_are_all_there_once(here, capsys):
     ada, begun_s = here.client(), time.monotonic()
-    for number in range(500):
+    for number in range(100):
         job = a_job_of("true", ((*WORKER, "resourcePerInstance", "cpu"), 2), name=f"j{number}")
         assert ada.submit(job).status_code == 202
     submitted_s = time.monotonic() - begun_s
     listed = ada.get(f"{JOBS}?order=submissionTime,ASC").json()
-    assert [each["name"] for each in listed] == [f"j{number}" for number in range(500)]
-    assert len({each["debugId"] for each in listed}) == 500
-    pages = [ada.get(f"{JOBS}?offset={n}&limit=100&order=jobName,ASC").json() for n in range(0, 600, 100)]
-    assert sorted(each["name"] for page in pages for each in page) == sorted(f"j{n}" for n in range(500))
+    assert [each["name"] for each in listed] == [f"j{number}" for number in range(100)]
+    assert len({each["debugId"] for each in listed}) == 100
+    pages = [ada.get(f"{JOBS}?offset={n}&limit=20&order=jobName,ASC").json() for n in range(0, 120, 20)]
+    assert sorted(each["name"] for page in pages for each in page) == sorted(f"j{n}" for n in range(100))
     asked_s = time.monotonic()
     ada.get(JOBS)
     with capsys.disabled():
         took_ms = 1000 * (time.monotonic() - asked_s)
-        print(f"\n500 submissions in {submitted_s:.1f} s, a list of them in {took_ms:.0f} ms")
+        print(f"\n100 submissions in {submitted_s:.1f} s, a list of them in {took_ms:.0f} ms")
     here.stop_all()
     for item in ada.get(JOBS).json()[::5]:
         status = ada.get(f"{JOBS}/ada~{item['name']}").json()["jobStatus"]

@@ -83,16 +83,14 @@ export function number(value) {
   return text.replaceAll("-", "−");
 }
 
-// Made once: toLocaleString makes one for each number, which is a hundred times as long.
-const WHOLE = new Intl.NumberFormat("en-US");
-
 /**
  * A whole number with its thousands apart.
  *
  * @param {number} value
  */
 export function count(value) {
-  return WHOLE.format(value).replace("-", "−");
+  // Not by Intl: its first formatter costs a browser tens of milliseconds before anything is shown.
+  return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",").replace("-", "−");
 }
 
 /**
@@ -167,11 +165,21 @@ export function percent(value) {
   return value === null || value === undefined ? NOTHING : `${number(Math.round(value * 10) / 10)} %`;
 }
 
-const MOMENT = new Intl.DateTimeFormat(undefined, {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit",
-});
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const WITH_ZONE = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
+const momentOf = formatter({ year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const clockOf = formatter({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const withZone = formatter({ dateStyle: "full", timeStyle: "long" });
+
+/**
+ * What writes moments; made when the first is written, since it takes a browser tens of milliseconds, and then kept.
+ *
+ * @param {Intl.DateTimeFormatOptions} options
+ * @returns {(ms: number) => string}
+ */
+function formatter(options) {
+  /** @type {Intl.DateTimeFormat | undefined} */
+  let made;
+  return (ms) => (made ??= new Intl.DateTimeFormat(undefined, options)).format(ms);
+}
 
 /**
  * A moment in the reader's own zone.
@@ -179,7 +187,7 @@ const WITH_ZONE = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeSt
  * @param {number | null | undefined} ms
  */
 export function moment(ms) {
-  return ms === null || ms === undefined ? NOTHING : MOMENT.format(ms);
+  return ms === null || ms === undefined ? NOTHING : momentOf(ms);
 }
 
 /**
@@ -188,7 +196,7 @@ export function moment(ms) {
  * @param {number | null | undefined} ms
  */
 export function clock(ms) {
-  return ms === null || ms === undefined ? NOTHING : CLOCK.format(ms);
+  return ms === null || ms === undefined ? NOTHING : clockOf(ms);
 }
 
 /**
@@ -197,7 +205,7 @@ export function clock(ms) {
  * @param {number | null | undefined} ms
  */
 export function momentWithZone(ms) {
-  return ms === null || ms === undefined ? "" : WITH_ZONE.format(ms);
+  return ms === null || ms === undefined ? "" : withZone(ms);
 }
 
 /**

@@ -46,6 +46,15 @@ function lay(values, prefix, value, depth) {
   }
 }
 
+/** @param {Parameters} parameters */
+function isFlat(parameters) {
+  for (const name in parameters) {
+    const value = parameters[name];
+    if (typeof value === "object" && value !== null) return false;
+  }
+  return true;
+}
+
 /**
  * A value as it is shown.
  *
@@ -67,7 +76,8 @@ export function namesOf(rows, most = 200) {
   /** @type {Set<string>} */
   const names = new Set();
   for (const row of rows) {
-    for (const name of flat(row.parameters).keys()) {
+    // What is not laid flat for a look at its names is laid flat when it is shown, if it ever is.
+    for (const name of isFlat(row.parameters) ? Object.keys(row.parameters) : flat(row.parameters).keys()) {
       if (names.size < most) names.add(name);
     }
   }

@@ -153,7 +153,8 @@ function compareText(a, b) {
  * @param {Query} query
  */
 export function arrange(rows, query) {
-  const shownRows = rows.filter((row) => matches(row, query));
+  const isAll = query.states.size === 0 && query.conditions.length === 0 && query.text.trim() === "";
+  const shownRows = isAll ? [...rows] : rows.filter((row) => matches(row, query));
   return shownRows.sort((a, b) => compare(a, b, query.order));
 }
 
