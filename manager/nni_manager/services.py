@@ -235,7 +235,7 @@ def operator_of(kubernetes: KubernetesConfig) -> Operator:
 
 
 def refuse_nameless_claim(config: ExperimentConfig) -> None:
-    """Refuse an experiment whose containers are to mount a claim that has no name: the file may say so, and NNI ran it.
+    """Refuse a claim without a name: files may leave it out, as in NNI, and containers could not mount it.
 
     Raises:
         UserMistake: it is one.

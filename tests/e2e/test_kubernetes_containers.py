@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kube_containers import ContainerPod, specification
-from kube_place import Place, our_cluster, output_of, trials_of
+from kube_place import Place, our_cluster, output_of, trials_of, worker_role
 from kube_store import PODS
 from real_containers import Podman, why_not_here
 from real_experiment import wait_until
@@ -25,15 +25,6 @@ x = nni_sdk.get_next_parameter()["x"]
 nni_sdk.report_intermediate_result(x / 2)
 nni_sdk.report_final_result(x)
 """
-ROLE = {
-    "name": "worker",
-    "taskNum": 1,
-    "frameworkAttemptCompletionPolicy": {"minFailedTaskCount": 1, "minSucceededTaskCount": 1},
-    "command": "python3 train.py; exit $((NNI_TRIAL_SEQ_ID * 7))",
-    "gpuNum": 0,
-    "cpuNum": 1,
-    "memoryMB": 256,
-}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +44,9 @@ def test_an_experiment_runs_in_containers_that_podman_makes_of_its_pods(podman, 
         image = podman.image("keeper")
         place = Place(tmp_path, replace(ours, image=image), TRAIN)
         place.config |= {"trainingServicePlatform": "frameworkcontroller", "maxTrialNum": 2}
-        place.config["trial"]["taskRoles"] = [ROLE | {"image": image}]
+        place.config["trial"]["taskRoles"] = [
+            worker_role("python3 train.py; exit $((NNI_TRIAL_SEQ_ID * 7))", image)
+        ]
         place.config["frameworkcontrollerConfig"] = ours.storage
         done = place.create("--foreground")
         assert done.returncode == 0, done.stderr

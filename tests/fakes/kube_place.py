@@ -181,6 +181,20 @@ class Place:
         return found
 
 
+def worker_role(command, image=None):
+    """A role of one task of FrameworkController, as experiment files describe it; the trial ends with it."""
+    role = {
+        "name": "worker",
+        "taskNum": 1,
+        "frameworkAttemptCompletionPolicy": {"minFailedTaskCount": 1, "minSucceededTaskCount": 1},
+        "command": command,
+        "gpuNum": 0,
+        "cpuNum": 1,
+        "memoryMB": 512,
+    }
+    return role if image is None else role | {"image": image}
+
+
 def trials_of(workspace):
     """The ids of an experiment's trials."""
     return sorted(path.name for path in workspace.trials.iterdir())

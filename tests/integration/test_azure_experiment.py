@@ -7,6 +7,7 @@ from azure_here import ACCOUNT, SECRET, SHARE, VAULT, Azure
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
 from kube_definitions import FRAMEWORK
+from kube_place import worker_role
 from kube_store import DEFINITIONS, PODS, SECRETS
 from real_experiment import RealExperiment, a_manager_here, until
 
@@ -25,16 +26,6 @@ for step in range(500):
     nni_sdk.report_intermediate_result(step)
 nni_sdk.report_final_result(nni_sdk.get_next_parameter()["x"])
 """
-ROLE = {
-    "name": "worker",
-    "taskNum": 1,
-    "frameworkAttemptCompletionPolicy": {"minFailedTaskCount": 1, "minSucceededTaskCount": 1},
-    "command": "python3 train.py",
-    "gpuNum": 0,
-    "cpuNum": 1,
-    "memoryMB": 512,
-    "image": "me/train:1",
-}
 # Nobody listens there.
 NOWHERE = "127.0.0.1:9"
 
@@ -64,7 +55,7 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
         maxTrialNum=1,
         trialConcurrency=1,
         trainingServicePlatform="frameworkcontroller",
-        trial={"codeDir": ".", "taskRoles": [ROLE]},
+        trial={"codeDir": ".", "taskRoles": [worker_role("python3 train.py", "me/train:1")]},
         frameworkcontrollerConfig={
             "storage": "azureStorage",
             "azureStorage": {"accountName": ACCOUNT, "azureShare": SHARE},

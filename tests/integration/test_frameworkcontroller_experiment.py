@@ -4,7 +4,7 @@ import re
 
 import pytest
 from azure_here import ACCOUNT, SECRET, SHARE, VAULT, Azure, new_key
-from kube_place import Place, output_of, surroundings, trials_of
+from kube_place import Place, output_of, surroundings, trials_of, worker_role
 from kube_store import ACCOUNTS
 from real_experiment import wait_until
 
@@ -20,15 +20,6 @@ x = nni_sdk.get_next_parameter()["x"]
 nni_sdk.report_intermediate_result(x / 2)
 nni_sdk.report_final_result(x)
 """
-ROLE = {
-    "name": "worker",
-    "taskNum": 1,
-    "frameworkAttemptCompletionPolicy": {"minFailedTaskCount": 1, "minSucceededTaskCount": 1},
-    "command": "TEAM='it''s $HOME' python3 train.py",
-    "gpuNum": 0,
-    "cpuNum": 1,
-    "memoryMB": 512,
-}
 
 
 @pytest.fixture
@@ -37,7 +28,9 @@ def place(tmp_path):
         place = Place(tmp_path, around, TRAIN)
         place.uses(FRAMEWORKS)
         place.config["trainingServicePlatform"] = "frameworkcontroller"
-        place.config["trial"]["taskRoles"] = [ROLE | {"image": around.image}]
+        place.config["trial"]["taskRoles"] = [
+            worker_role("TEAM='it''s $HOME' python3 train.py", around.image)
+        ]
         place.config["frameworkcontrollerConfig"] = around.storage | {"namespace": around.namespace}
         if around.service_account is not None:
             place.config["frameworkcontrollerConfig"]["serviceAccountName"] = around.service_account
