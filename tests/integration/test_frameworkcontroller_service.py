@@ -29,6 +29,7 @@ from nni_manager.training_services.kubernetes.errors import ClusterLacks
 from nni_manager.training_services.kubernetes.preflight import check, needs_of
 from nni_manager.training_services.kubernetes.service import KubernetesService
 from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
+from nni_manager.training_services.kubernetes.watch import Gone, Listed
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -557,21 +558,37 @@ def test_what_is_cleared_away_is_asked_for_until_the_cluster_answers(site, caplo
     run(work())
 
 
-def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkeypatch):
+@pytest.mark.parametrize("is_watched_first", [True, False])
+def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkeypatch, is_watched_first):
+    # Where it is listed only afterwards, no watch ever shows it.
+    is_deleted, is_told = threading.Event(), threading.Event()
+    make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._take_resource
+
+    def create(cluster, resource, namespace, document):
+        if resource.plural == "secrets":  # the answer takes its time
+            site.store.delete(FRAMEWORKS, "default", NAME)
+            is_deleted.set()
+            assert is_told.wait(WITHIN_S)
+        return make(cluster, resource, namespace, document)
+
+    def objects(cluster, resource, *arguments):
+        if resource.plural == "frameworks" and not is_watched_first:
+            assert is_deleted.wait(WITHIN_S)
+        return lists(cluster, resource, *arguments)
+
+    def take_resource(service, change):
+        take(service, change)
+        if isinstance(change, Gone if is_watched_first else Listed):
+            is_told.set()
+
+    monkeypatch.setattr(Kubernetes, "create", create)
+    monkeypatch.setattr(Kubernetes, "objects", objects)
+    monkeypatch.setattr(KubernetesService, "_take_resource", take_resource)
+
     async def work():
         async with site.manager() as service:
-            gone = threading.Event()
-            make = Kubernetes.create
-
-            def create(cluster, resource, namespace, document):
-                if resource.plural == "secrets":  # the answer takes its time
-                    site.store.delete(FRAMEWORKS, "default", NAME)
-                    assert gone.wait(WITHIN_S)
-                return make(cluster, resource, namespace, document)
-
-            monkeypatch.setattr(Kubernetes, "create", create)
-            take = service._forget
-            monkeypatch.setattr(service, "_forget", lambda document: (take(document), gone.set()))
+            if is_watched_first:
+                assert await service.adopt("another") is JobPresence.UNKNOWN  # waits for the list
             await service.submit(site.settings())
             end = await site.has_ended()
             assert "somebody has deleted it" in end.message

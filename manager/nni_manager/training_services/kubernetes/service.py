@@ -72,13 +72,14 @@ Answer = TypeVar("Answer")
 class _Job:
     """One job. `was_taken`: its resource is there, or was. `was_seen`: a watch has shown it. `gone_pods`: by their names.
 
-    `gone_uid`: of a resource that was deleted while the job was being made.
+    `gone_uid`: of a resource that was deleted while the job was being made. `is_doubtful`: meanwhile a list did not show it.
     """
 
     job_id: str
     name: str
     uid: str | None = None
     gone_uid: str | None = None
+    is_doubtful: bool = False
     is_posting: bool = False
     was_taken: bool = False
     was_seen: bool = False
@@ -197,6 +198,8 @@ class KubernetesService(TrainingService):
             self._look(job, seen)  # it was quicker than the answer
         elif job.uid is not None and job.gone_uid == job.uid:
             self._end_deleted(job)  # and so was somebody who deleted it
+        elif job.is_doubtful and not job.was_seen:
+            self._spawn(self._verify(job))
 
     def _hand_in(self, settings: KeeperSettings) -> str:
         """The uid of the job's resource."""
@@ -338,7 +341,9 @@ class KubernetesService(TrainingService):
                 self._was_listed = True
                 self._news.set()
                 for job in list(self._jobs.values()):
-                    if job.was_taken and not job.was_seen:
+                    if job.is_posting:
+                        job.is_doubtful = True  # deleted before the list, or made after it
+                    elif job.was_taken and not job.was_seen:
                         self._spawn(self._verify(job))
                 self._delete_leftovers()
             case Trouble(message):
