@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from nni_manager import open_files, services
+from nni_manager import open_files, quiet_grpc, services  # noqa: F401 - quiet_grpc does its work when imported
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
 from nni_manager.engine.view import View
@@ -139,9 +139,6 @@ class _Manager:
             certificate = self._folder.certificate(_names_here(address, self._host))
         for_keepers = None if is_loopback(keepers_host) else certificate
         for_people = None if is_loopback(self._host) else certificate
-        if for_keepers is not None:
-            # Else gRPC writes a line to stderr for every stranger that connects.
-            os.environ["GRPC_VERBOSITY"] = "NONE"
         # Only a look: gRPC opens its port itself, and says less clearly why it cannot.
         listen(keepers_host, self._port + 1, _OTHER_PORTS).close()
         engine = Engine(

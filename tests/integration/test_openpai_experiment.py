@@ -31,6 +31,17 @@ nni_sdk.report_final_result(x)
 """
 
 
+# Code of a trial that connects to its manager as somebody does who speaks no TLS; the manager closes the connection.
+STRANGER = """
+import glob, json, socket
+[document] = glob.glob("{storage}/*/manager.json")
+host, _, port = json.load(open(document))["addresses"][0].rpartition(":")
+with socket.create_connection((host, int(port))) as stranger:
+    stranger.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+    while stranger.recv(100):
+        pass
+"""
+
 # A user whom nobody knows, who may look at everything here, as one does in an image, and write nowhere.
 NOBODY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
@@ -185,6 +196,7 @@ def test_keepers_of_other_machines_come_over_tls_and_know_the_manager_by_its_cer
     nnictl, place, server
 ):
     address = own_address()
+    (place / "train.py").write_text(TRAIN + STRANGER.format(storage=place.parent / "storage"))
     done = nnictl(
         *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
         replace={
@@ -203,6 +215,7 @@ def test_keepers_of_other_machines_come_over_tls_and_know_the_manager_by_its_cer
     assert stat.S_IMODE((folder / "tls.pem").stat().st_mode) == 0o600
     # They were heard, and not only read from the storage.
     assert (folder / "log" / "nnimanager.log").read_text().count(" connected") >= 3
+    # And no stranger fills the disk.
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
