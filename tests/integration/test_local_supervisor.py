@@ -150,3 +150,20 @@ def test_a_full_disk_loses_output_and_not_the_task(container, tmp_path):
         (tmp_path / "logs" / name).mkdir(parents=True)
         (tmp_path / "logs" / name / "current").symlink_to("/dev/full")
     assert container("for i in $(seq 1000); do echo line; done; exit 3")["exit_code"] == 3
+
+
+def test_a_container_is_removed_while_its_tool_still_watches_it_and_again_where_that_fails(
+    container, said, tmp_path
+):
+    watcher, tries = tmp_path / "watcher", tmp_path / "tries"
+    begins = f"setsid sleep 1000 >/dev/null 2>&1 & echo $! > {watcher}"
+    removes = f"kill -0 $(< {watcher}) && echo watched >> {tries} || echo alone >> {tries}; [ $(wc -l < {tries}) = 2 ]"
+    sandbox = {
+        "begin": ["bash", "-c", begins],
+        "run": ["bash"],
+        "stop": ["true"],
+        "end": ["bash", "-c", removes],
+    }
+    assert container("echo hi", sandbox=sandbox)["exit_code"] == 0
+    assert (said(), tries.read_text()) == ("hi\n", "watched\nalone\n")
+    assert not os.path.exists(f"/proc/{watcher.read_text().strip()}/exe")

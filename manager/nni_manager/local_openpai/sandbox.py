@@ -86,6 +86,7 @@ def sandbox_commands(
     # As in OpenPAI, the image's own entry point does not run.
     begin += ["run", "--detach", "--name", _name(container_id), "--network", "host", "--entrypoint", ""]
     begin += ["--label", f"{CLUSTER_LABEL}={folder.parent}"]
+    begin += ["--stop-timeout", "0"]  # its first process heeds no signal; scripts had their grace
     begin += (
         ["--authfile", str(folder / "config.json")]
         if role.image_auth is not None and tool == "podman"

@@ -55,6 +55,7 @@ _POLL_S = 1.0
 _LONGEST_DEATH_S = 10.0
 _DRAIN_S = 5.0
 _TOOL_S = 60.0
+_REMOVALS = 3
 # A full disk may be cleared; without this file the cluster takes the task for lost.
 _EXIT_TRIES = 60
 _MOST_BESIDE_A_MOUNT = 500
@@ -290,6 +291,7 @@ class Supervisor:
         self._spec: dict[str, Any] = json.loads((folder / SPEC).read_text(encoding="utf-8"))
         self._sandbox: dict[str, list[str]] | None = self._spec["sandbox"]
         self._stops_inside = False
+        self._removals_left = _REMOVALS
         self._stopping = Stopping(self._spec["grace_s"])
         signal.signal(signal.SIGTERM, self._stopping.ask)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -323,8 +325,8 @@ class Supervisor:
             if code != 0:
                 break
         survivors = self._end_everything()
-        if self._sandbox:
-            self._streams.note(_said_by(self._sandbox["end"]))
+        while self._sandbox and self._removals_left:
+            self._remove_container(self._sandbox)  # of one that was being made nobody knew whether it was there
         self._streams.drain()
         if survivors:
             self._streams.note(f"cannot end the processes {survivors}: they are another user's, or hang")
@@ -386,7 +388,7 @@ class Supervisor:
             self._stopping.was_passed_on = True
             self._streams.note("asked to stop")
             if self._stops_inside:
-                self._streams.note(_said_by(self._sandbox["stop"] if self._sandbox else []))
+                self._streams.note(_said_by(self._sandbox["stop"] if self._sandbox else [])[1])
                 return
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -399,7 +401,13 @@ class Supervisor:
                     self._ended = os.waitstatus_to_exitcode(ended[1])
 
     def _end_everything(self) -> list[int]:
-        """Kill all below this process; what could not be ended."""
+        """Kill all below this process; what could not be ended.
+
+        A container goes first, by its tool: what the tool left beside it to tell of its end is below this process too, and
+        podman does not remove a container of whose end nothing tells.
+        """
+        if self._sandbox and self._stops_inside and self._removals_left:
+            self._remove_container(self._sandbox)
         gives_up_at_s = time.monotonic() + _LONGEST_DEATH_S
         while True:
             self._reap()
@@ -410,6 +418,11 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             self._streams.pump(0.01)
+
+    def _remove_container(self, sandbox: Mapping[str, list[str]]) -> None:
+        is_done, said = _said_by(sandbox["end"])
+        self._removals_left = 0 if is_done else self._removals_left - 1
+        self._streams.note(said)
 
     def _tell(self, document: Mapping[str, Any]) -> None:
         temporary = self._folder / f".{EXIT}"
@@ -424,13 +437,14 @@ class Supervisor:
             time.sleep(1.0)
 
 
-def _said_by(command: list[str]) -> str:
-    """Run it, and what it said."""
+def _said_by(command: list[str]) -> tuple[bool, str]:
+    """Run it; whether it worked, and what it said."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"cannot run {command[0]}: {error}; see whether it works here"
-    return f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()
+        return False, f"cannot run {command[0]}: {error}; see whether it works here"
+    said = f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()
+    return done.returncode == 0, said
 
 
 def _group_lives(group: int) -> bool:
