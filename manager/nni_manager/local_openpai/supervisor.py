@@ -325,8 +325,9 @@ class Supervisor:
             if code != 0:
                 break
         survivors = self._end_everything()
+        # Nobody could know whether one that was being made was there.
         while self._sandbox and self._removals_left:
-            self._remove_container(self._sandbox)  # of one that was being made nobody knew whether it was there
+            self._remove_container(self._sandbox)
         self._streams.drain()
         if survivors:
             self._streams.note(f"cannot end the processes {survivors}: they are another user's, or hang")
