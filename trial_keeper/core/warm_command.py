@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _PYTHON = re.compile(r"(?:[A-Za-z0-9_@%+:,./-]*/)?python(?:3(?:\.[0-9]+)?)?")
 # Characters that mean themselves to bash wherever they stand in a word. `=` does not in the first word, which is the
@@ -22,6 +23,7 @@ class WarmCommand:
     """Whether the command says `-u`."""
 
 
+@lru_cache(maxsize=16)  # mostly all trials of a job have one
 def warm_command(command: str) -> WarmCommand | None:
     """The command as a warm start; None when only a shell, or an interpreter of its own, does what it says.
 

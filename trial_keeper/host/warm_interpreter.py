@@ -50,7 +50,7 @@ import weakref  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Iterator, NoReturn
 
 _TASKS = "/proc/self/task"
 # The kernel takes a moment to forget a thread that was joined.
@@ -64,6 +64,7 @@ _HAS_ANSWERED = b"a"
 _HAS_LEFT = b"l"
 # One may be killed for its memory; when so many are, one after the other, there is a reason that stays.
 _MOST_DEATHS = 3
+_REHEARSED = object()
 
 
 # ---- the channel
@@ -215,7 +216,8 @@ def _serve() -> tuple[str, Any]:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    _rehearse()
+    for _ in _rehearse():
+        continue
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page with an object on it
     _send(channel, ready=sys.executable)
@@ -231,7 +233,6 @@ def _serve() -> tuple[str, Any]:
         problem = _fork_twice()
         if problem is None:
             os.close(news)
-            _rehearse()  # the pages that it shares with the interpreter are copied now, and not when the trial waits for it
             return _become(channel, tell)
         os.close(tell)
         with open(news, "rb") as file:
@@ -260,12 +261,17 @@ def _refuse_next(channel: socket.socket, text: str) -> None:
 
 
 def _is_closed(channel: socket.socket) -> bool:
+    return _waiting(channel) == b""
+
+
+def _waiting(channel: socket.socket) -> bytes | None:
+    """The first byte of what is to be received; empty where nothing comes any more, None where nothing has come yet."""
     try:
-        return not channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
-        return False
+        return None
     except ConnectionResetError:
-        return True
+        return b""
 
 
 _REHEARSAL = """
@@ -276,12 +282,24 @@ print(f"{1 / 3:.1f}", *Thing().value(3), file=file, flush=True)
 """
 
 
-def _rehearse() -> None:
-    """Do what each trial does, so that functions are bound, caches filled and memory taken before they are wanted.
+def _rehearse() -> Iterator[None]:
+    """Do what each trial does, in steps, so that functions are bound, caches filled and memory taken before they are wanted.
 
     In the interpreter, before the forks, it saves a third of a short trial's processor time. In a fork that waits, the pages that
     it shares with the interpreter are copied while nobody waits for them. Nothing is changed by it.
     """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        _stream(number, name, getattr(sys, name), is_buffered=False)
+    yield
+    main = type(sys)("__main__")
+    vars(main).update(_BLANK_MAIN)
+    vars(main).update(file=io.StringIO())
+    exec(compile(_REHEARSAL, "rehearsal", "exec", dont_inherit=True), vars(main))
+    yield
+    _SHARED.update(sys.modules)
+    _are_flushed()
+    gc.collect()
+    yield
     variables = dict(os.environb)
     json.loads(
         json.dumps({name.decode("latin-1"): value.decode("latin-1") for name, value in variables.items()})
@@ -289,15 +307,12 @@ def _rehearse() -> None:
     os.environb.clear()
     os.environb.update(variables)
     os.path.dirname(os.path.realpath(os.path.abspath(os.path.join(os.getcwd(), "script"))))
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        _stream(number, name, getattr(sys, name), is_buffered=False)
-    main = type(sys)("__main__")
-    vars(main).update(_BLANK_MAIN)
-    vars(main).update(file=io.StringIO())
-    exec(compile(_REHEARSAL, "rehearsal", "exec", dont_inherit=True), vars(main))
-    _SHARED.update(sys.modules)
-    _are_flushed()
-    gc.collect()
+
+
+def _rehearse_until_called(channel: socket.socket, steps: Iterator[None]) -> None:
+    """Until something is to be received, or all is rehearsed: where trials are short nobody waits for the rest."""
+    while _waiting(channel) is None and next(steps, _REHEARSED) is not _REHEARSED:
+        continue
 
 
 def _refuse(channel: socket.socket, text: str) -> NoReturn:
@@ -346,6 +361,8 @@ def _not_forked(error: OSError) -> str:
 
 def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     """Wait for a request and turn this fork into the process that it asks for, once the keeper says so."""
+    steps = _rehearse()
+    _rehearse_until_called(channel, steps)
     request, (descriptor,) = _receive(channel)
     _tell(tell, str(os.getpid()).encode())
     word = socket.socket(fileno=descriptor)
@@ -359,6 +376,7 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     _send(channel, **message)
     channel.close()
     _tell(tell, _HAS_ANSWERED)
+    _rehearse_until_called(word, steps)
     # Nothing comes when the keeper is gone or has no use for this one any more: then nobody expects this trial.
     said, descriptors = _receive_descriptors(word, 1)
     if "refused" in message or not said:
@@ -367,10 +385,11 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     os.setsid()
     _tell(word.fileno(), _HAS_LEFT)
     word.close()
-    os.close(tell)  # only now the next spare is forked: this trial comes first
     _take_stdio(descriptors, is_buffered=not request["is_unbuffered"])
     os.chdir(_bytes(request["cwd"]))  # the trial before may have made it anew
-    return script, _up_to_date(script, source, code)
+    program = _up_to_date(script, source, code)
+    os.close(tell)  # only now the next spare is forked: this trial comes first
+    return script, program
 
 
 def _tell(listener: int, word: bytes) -> None:
