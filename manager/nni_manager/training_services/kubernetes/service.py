@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 _CALLERS = 4
 _FIRST_AGAIN_S = 1.0
 _LONGEST_AGAIN_S = 30.0
+# What was made is shown by the watch a moment later; only what is not is asked for.
+_SHOWN_WITHIN_S = 2.0
 # Pods are watched apart from the resources that own them, and may be told of a little later.
 _POD_LAG_S = 5.0
 # For resources that have ended, and that a manager which ends has not deleted yet.
@@ -199,7 +201,7 @@ class KubernetesService(TrainingService):
         elif job.uid is not None and job.gone_uid == job.uid:
             self._end_deleted(job)  # and so was somebody who deleted it
         elif job.is_doubtful and not job.was_seen:
-            self._spawn(self._verify(job))
+            self._spawn(self._verify(job, _SHOWN_WITHIN_S))
 
     def _hand_in(self, settings: KeeperSettings) -> str:
         """The uid of the job's resource."""
@@ -463,8 +465,9 @@ class KubernetesService(TrainingService):
         self._warnings.forget(job.name)
         self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason))
 
-    async def _verify(self, job: _Job) -> None:
+    async def _verify(self, job: _Job, after_s: float = 0.0) -> None:
         """A job that a list does not show: it may be newer than the list."""
+        await asyncio.sleep(after_s)
         delay_s = _FIRST_AGAIN_S
         while self._jobs.get(job.job_id) is job and not job.was_seen:
             try:
