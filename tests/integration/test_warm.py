@@ -293,6 +293,16 @@ def test_a_relative_python_path_starts_at_the_trials_folder(warm_of, site, path)
     assert site.warmly(warm_of(**environ), environ=environ_of_trial) == wanted
 
 
+def test_what_a_module_did_to_the_environment_when_it_was_imported_is_in_no_trial(warm_of, site):
+    site.write("import os; os.environ['SET'] = 'x'; os.environ['LANG'] = 'y'; del os.environ['HOME']", "m.py")
+    path = {"PYTHONPATH": str(site.folder)}
+    site.write("import os; print(sorted(os.environ.items()), os.popen('env | grep -v ^_= | sort').read())")
+    environ = CONTAINER | TRIAL | path
+    del environ["PATH"]
+    wanted = site.plainly(sys.executable, environ=environ)
+    assert site.warmly(warm_of("m", **path), environ=environ) == wanted
+
+
 # bash says which words it makes of a line: here `python` is a function that shows them.
 SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 

@@ -138,13 +138,16 @@ class FileNews:
 
     async def _sleep(self, longest_s: float) -> None:
         """Until the kernel has news, or somebody wakes it."""
+        loop = asyncio.get_running_loop()
         self._woken.clear()
         if self._descriptor is not None:
-            asyncio.get_running_loop().add_reader(self._descriptor, self._hear)
+            loop.add_reader(self._descriptor, self._hear)
+        # Not `wait_for`, which is a task of its own each time.
+        waker = loop.call_later(max(longest_s, 0.0), self._woken.set)
         try:
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), max(longest_s, 0.0))
+            await self._woken.wait()
         finally:
+            waker.cancel()
             self._stop_listening()
 
     def _hear(self) -> None:

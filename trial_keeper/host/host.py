@@ -336,7 +336,6 @@ class Host:
 
     async def _watch_files(self) -> None:
         relays = (self._stdout, self._stderr) if self._settings.relay_output else ()
-        # Not `while True`: before Python 3.12 `wait_for` may swallow a cancellation that comes with the news of the end.
         while not self._done.is_set():
             grew, longest_s, attempt = False, _IDLE_LOOK_S, self._current
             if attempt is not None:

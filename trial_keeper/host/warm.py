@@ -135,7 +135,7 @@ class WarmInterpreter:
         theirs, ours = socket.socketpair()
         with theirs:
             self._asked, self._word = start, ours
-            self._send(_request(start), [theirs.fileno()])
+            self._send(_request(start, self._environ), [theirs.fileno()])
 
     def start(self, start: WarmStart) -> int:
         """Start a trial; its pid. When this returns, its script is about to run. Waits until the modules are imported.
@@ -313,16 +313,19 @@ class WarmInterpreter:
         )
 
 
-def _request(start: WarmStart) -> dict[str, Any]:
-    command = start.command
+def _request(start: WarmStart, given: Mapping[str, str]) -> dict[str, Any]:
+    """`given`: the interpreter's own environment."""
+    command, environ = start.command, start.environ
     argv = [command.script, *command.arguments]
     flags = ["-u"] if command.is_unbuffered else []
+    changed = {name: value for name, value in environ.items() if given.get(name) != value}
     return {
         "argv": [_text(word) for word in argv],
         "orig_argv": [_text(word) for word in (command.python, *flags, *argv)],
         "cwd": _text(start.cwd),
-        "environ": {_text(name): _text(value) for name, value in start.environ.items()},
-        "is_unbuffered": command.is_unbuffered or bool(start.environ.get(_SET_BY_FORK)),
+        "environ": {_text(name): _text(value) for name, value in changed.items()},
+        "unset": [_text(name) for name in given if name not in environ],
+        "is_unbuffered": command.is_unbuffered or bool(environ.get(_SET_BY_FORK)),
     }
 
 

@@ -65,6 +65,7 @@ _HAS_LEFT = b"l"
 # One may be killed for its memory; when so many are, one after the other, there is a reason that stays.
 _MOST_DEATHS = 3
 _REHEARSED = object()
+_VARIABLES_REHEARSED = 8
 
 
 # ---- the channel
@@ -200,6 +201,7 @@ def _serve() -> tuple[str, Any]:
     channel.set_inheritable(False)
     names = sys.argv[2:]
     del sys.argv[1:]
+    environ = dict(os.environb)
     if sys.version_info < (3, 8):  # noqa: UP036 - this is where an older one is told
         _refuse(
             channel, f"cannot hold {sys.executable} warm: it is older than Python 3.8; leave warmImports out"
@@ -212,6 +214,9 @@ def _serve() -> tuple[str, Any]:
         reason = _import(name, channel)
         if reason is not None:
             _refuse(channel, reason)
+    # A trial's environment is this one, as it was given, and what its request changes.
+    os.environb.clear()
+    os.environb.update(environ)
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -300,11 +305,10 @@ def _rehearse() -> Iterator[None]:
     _are_flushed()
     gc.collect()
     yield
-    variables = dict(os.environb)
+    variables = dict(list(os.environb.items())[:_VARIABLES_REHEARSED])
     json.loads(
         json.dumps({name.decode("latin-1"): value.decode("latin-1") for name, value in variables.items()})
     )
-    os.environb.clear()
     os.environb.update(variables)
     os.path.dirname(os.path.realpath(os.path.abspath(os.path.join(os.getcwd(), "script"))))
 
@@ -404,7 +408,8 @@ def _set_up(request: dict[str, Any]) -> tuple[str, bytes]:
     os.close(stdin)
     previous = os.getcwd()
     os.chdir(_bytes(request["cwd"]))
-    os.environb.clear()
+    for name in request["unset"]:
+        os.environb.pop(_bytes(name), None)
     for name, value in request["environ"].items():
         os.environb[_bytes(name)] = _bytes(value)
     sys.argv[:] = [os.fsdecode(_bytes(word)) for word in request["argv"]]
