@@ -13,7 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from nni_manager import open_files, quiet_grpc, services  # noqa: F401 - quiet_grpc does its work when imported
+from nni_manager import quiet_grpc  # noqa: F401 - it has to be the first that imports gRPC
+
+# isort: split
+
+from nni_manager import open_files, services
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.engine.engine import Engine
 from nni_manager.engine.view import View

@@ -6,6 +6,7 @@ service finds them by their names.
 
 import asyncio
 import contextlib
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,21 +106,25 @@ class ContainerService(TrainingService):
 
     async def _run(self, *command: str, within_s: float = STEP_WITHIN_S) -> str:
         """What the command printed, on both."""
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=self._podman.environ,
-            cwd=self._podman.folder,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), within_s)
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.communicate()
+        # No pipe, which what podman leaves running may hold open for as long as it runs.
+        with tempfile.TemporaryFile() as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env=self._podman.environ,
+                cwd=self._podman.folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            try:
+                await asyncio.wait_for(process.wait(), within_s)
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+            output.seek(0)
+            said = output.read().decode()
         if process.returncode:
-            raise TryAgain(f"{command[:3]} ended with {process.returncode}: {output.decode()}")
-        return output.decode()
+            raise TryAgain(f"{command[:3]} ended with {process.returncode}: {said}")
+        return said

@@ -152,11 +152,14 @@ def test_a_full_disk_loses_output_and_not_the_task(container, tmp_path):
     assert container("for i in $(seq 1000); do echo line; done; exit 3")["exit_code"] == 3
 
 
+@pytest.mark.parametrize(
+    "stop, exit_code, expected", [("", 0, "hi\n"), ("trap '' TERM; kill -TERM $PPID", 143, "")]
+)
 def test_a_container_is_removed_while_its_tool_still_watches_it_and_again_where_that_fails(
-    container, said, tmp_path
+    container, said, tmp_path, stop, exit_code, expected
 ):
     watcher, tries = tmp_path / "watcher", tmp_path / "tries"
-    begins = f"setsid sleep 1000 >/dev/null 2>&1 & echo $! > {watcher}"
+    begins = f"{stop}\nsetsid sleep 1000 >/dev/null 2>&1 & echo $! > {watcher}"
     is_watched = f"[ -e /proc/$(< {watcher})/exe ]"  # what was killed may be a zombie for a moment
     removes = f"{is_watched} && echo watched >> {tries} || echo alone >> {tries}; [ $(wc -l < {tries}) = 2 ]"
     sandbox = {
@@ -165,6 +168,8 @@ def test_a_container_is_removed_while_its_tool_still_watches_it_and_again_where_
         "stop": ["true"],
         "end": ["bash", "-c", removes],
     }
-    assert container("echo hi", sandbox=sandbox)["exit_code"] == 0
-    assert (said(), tries.read_text()) == ("hi\n", "watched\nalone\n")
+    assert container("echo hi", sandbox=sandbox)["exit_code"] == exit_code
+    assert tries.read_text() == "watched\nalone\n"
+    assert said() == expected
+    assert ("user begins" in said("runtime")) is (exit_code == 0)
     assert not os.path.exists(f"/proc/{watcher.read_text().strip()}/exe")

@@ -131,9 +131,8 @@ def test_a_trial_that_is_given_to_a_busy_keeper_begins_when_the_one_before_ends(
     assert play.at(1, RunTrial("second")) == [ForeseeTrial("second")]
     assert play.at(1, RunTrial("second")) == []
     told = play.exits("first")
-    # The next one comes before what is written; what is to be sent goes when all is done, in this order.
-    assert [type(effect) for effect in told] == [Send, PrepareTrial, RecordExit]
-    assert told[1] == PrepareTrial("second")
+    assert [type(effect) for effect in told] == [RecordExit, Send, PrepareTrial]
+    assert told[-1] == PrepareTrial("second")
     play.at(2, TrialAssigned(key_of("second")))
     play.at(2, TrialSpawned(key_of("second"), 1002.0))
     assert play.exits("second", 3)[-1] == IDLE
@@ -143,11 +142,11 @@ def test_what_follows_is_foreseen_as_soon_as_it_is_known_while_another_trial_run
     play.runs("first")
     for trial_id, effects in (("second", [ForeseeTrial("second")]), ("third", []), ("fourth", [])):
         assert play.at(1, RunTrial(trial_id)) == effects
-    assert PrepareTrial("second") in play.exits("first")
+    assert play.exits("first")[-1] == PrepareTrial("second")
     play.at(2, TrialAssigned(key_of("second")))
     assert play.at(2, TrialSpawned(key_of("second"), 1002.0))[-1] == ForeseeTrial("third")
     assert play.at(2, StopTrial("third", ExitReason.STOPPED_BY_USER)) == [ForeseeTrial("fourth")]
-    assert PrepareTrial("fourth") in play.exits("second", 3)
+    assert play.exits("second", 3)[-1] == PrepareTrial("fourth")
     play.at(3, TrialAssigned(key_of("fourth")))
     told = play.at(3, TrialSpawned(key_of("fourth"), 1003.0))
     assert not any(isinstance(effect, ForeseeTrial) for effect in told)

@@ -224,7 +224,7 @@ class OpenLink:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message over the link that is up, once all that the event has brought about is done."""
+    """Send a message over the link that is up."""
 
     message: KeeperMessage
 

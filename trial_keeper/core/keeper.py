@@ -195,6 +195,10 @@ class Keeper:
     def _foresee(self) -> list[Effect]:
         return [ForeseeTrial(self._queue[0])] if self._queue else []
 
+    def _begin_next(self) -> list[Effect]:
+        """After a trial's end: the next one, or the word that there is none."""
+        return [PrepareTrial(self._queue.popleft())] if self._queue else self._tell_idle()
+
     def _begin(self, key: AttemptKey) -> list[Effect]:
         attempt = self.current = self.attempts[key] = Attempt(key, self.settings.streams)
         self._served += 1
@@ -278,20 +282,18 @@ class Keeper:
         if not self.settings.is_reused:
             self._own_code = ended.exit_code
         text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
-        records: list[Effect] = [
+        effects: list[Effect] = [
             *self._tell_limits(attempt, before, None),
             RecordExit(ended),
             LogDecision(None, text),
+            *self._tell_end(attempt),
         ]
         if self.settings.max_trials and self._served >= self.settings.max_trials and not self._is_leaving:
             self._start_leaving(now_s)
-            records.append(
+            effects.append(
                 LogDecision(None, f"leaving after {self._served} trials, as many as a job may run")
             )
-        if self._queue:
-            # It begins before anything is written; nothing is sent before all of this is done.
-            return [*self._tell_end(attempt), PrepareTrial(self._queue.popleft()), *records]
-        return [*records, *self._tell_end(attempt), *self._tell_idle()]
+        return effects + self._begin_next()
 
     def _stop(self, reason: ExitReason, now_s: float) -> list[Effect]:
         attempt = self.current

@@ -55,7 +55,7 @@ from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
 from trial_keeper.host.folder_names import FolderNames
 from trial_keeper.host.guard import Guard
 from trial_keeper.host.mount import with_code
-from trial_keeper.host.process import TrialProcess, adopt_orphans, all_pids, ancestors, descendants
+from trial_keeper.host.process import TrialProcess, adopt_orphans, ancestors, descendants
 from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
@@ -93,24 +93,6 @@ _NAMES_SHOWN = 5
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What a trial finds when it begins: names in the temporary folder, processes of this machine, kills for want of memory."""
-
-    in_tmp: frozenset[str]
-    pids: frozenset[int]
-    oom_kills: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Foreseen:
-    """What is known of the trial that comes next, while another one runs."""
-
-    trial: TrialDocument
-    folder: AttemptFolder
-    environ: dict[str, str]
-
-
 @dataclass(slots=True)
 class _Attempt:
     """What this process holds of an attempt until it is closed."""
@@ -120,8 +102,9 @@ class _Attempt:
     folder: AttemptFolder
     tail: Tail = field(init=False)
     sizes: Offsets = field(default_factory=dict)
-    found: _Surroundings = field(default_factory=lambda: _Surroundings(frozenset(), frozenset(), 0))
+    oom_kills: int = 0
     shares_memory: bool = False
+    in_tmp: frozenset[str] = frozenset()
     spawned_s: float = 0.0
     """By the monotonic clock."""
     sampler: UsageSampler | None = None
@@ -151,9 +134,10 @@ class Host:
         self._unrecorded: dict[AttemptKey, TrialEnded] = {}
         """Ends that the workspace did not take yet."""
         self._current: _Attempt | None = None
-        self._left: _Surroundings | None = None
-        """By a trial whose end is being handled, and so found by one that begins with that."""
-        self._foreseen: _Foreseen | None = None
+        self._left_in_tmp: frozenset[str] | None = None
+        """What lies in the temporary folder, while the end of a trial is handled."""
+        self._seen_at_end: frozenset[int] = frozenset()
+        """The processes of this machine, likewise."""
         self._tmp = FolderNames(tempfile.gettempdir()) if settings.is_reused else None
         self._process: TrialProcess | None = None
         self._news = FileNews()
@@ -271,11 +255,13 @@ class Host:
             return
         leftovers = tuple(f"{leftover.pid} ({leftover.command})" for leftover in process.leftovers())
         self._process = self._current = None
-        self._left = _Surroundings(self._names_in_tmp(), process.seen, self._oom_kills())
-        in_tmp = self._left.in_tmp - attempt.found.in_tmp
+        if self._guard is not None:
+            self._guard.rest()
+        self._left_in_tmp = self._names_in_tmp()  # and so found by a trial that begins with this end
+        self._seen_at_end = process.seen
+        in_tmp = self._left_in_tmp - attempt.in_tmp
         if leftovers or in_tmp:
             self._handle(TrialCleared(attempt.key, leftovers, _listed(in_tmp)))
-        # The next trial may begin with this. All that can wait comes after it.
         self._handle(
             TrialExited(
                 attempt.key,
@@ -284,10 +270,11 @@ class Host:
                 signal=-status if status < 0 else None,
                 sizes=attempt.tail.sizes(self._settings.streams),
                 stderr_tail=attempt.tail.last_text(Stream.STDERR, _MESSAGE_BYTES) if status else "",
-                out_of_memory=self._memory_shortage(attempt, self._left, status),
+                out_of_memory=self._memory_shortage(attempt, status),
             )
         )
-        self._left = None
+        self._left_in_tmp, self._seen_at_end = None, frozenset()
+        # The next trial may run by now: what could wait comes after its start.
         if attempt.usage is not None:
             attempt.usage.stop()
         for stream in self._watched_streams:
@@ -295,19 +282,14 @@ class Host:
         self._news.look_now()
         if self._current is None:
             self._opened_link().pace_logs(are_paced=False)
-            if self._guard is not None:
-                self._guard.rest()
-
-    def _oom_kills(self) -> int:
-        return self._memory.oom_kills() if self._memory is not None else 0
 
     def _names_in_tmp(self) -> frozenset[str]:
         """What lies in the temporary folder, where the next trial of the job could find it."""
         return self._tmp.names() if self._tmp is not None else frozenset()
 
-    def _memory_shortage(self, attempt: _Attempt, left: _Surroundings, status: int) -> OutOfMemory | None:
+    def _memory_shortage(self, attempt: _Attempt, status: int) -> OutOfMemory | None:
         memory = self._memory
-        if memory is None or left.oom_kills == attempt.found.oom_kills:
+        if memory is None or memory.oom_kills() == attempt.oom_kills:
             return None
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
             return None  # it may have been another's process, and this trial failed by itself
@@ -450,20 +432,16 @@ class Host:
             or os.path.lexists(folder.path)
         ):
             return
-        self._foreseen = _Foreseen(trial, folder, self._environ_of(trial, folder))
-        self._warm.foresee(trial, folder, self._foreseen.environ)
+        self._warm.foresee(trial, folder, self._environ_of(trial, folder))
 
     def _environ_of(self, trial: TrialDocument, folder: AttemptFolder) -> dict[str, str]:
         return trial_environ(self._environ, self._settings.experiment_id, trial, folder, self._workspace)
 
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
-        attempt.found = self._left or _Surroundings(self._names_in_tmp(), all_pids(), self._oom_kills())
-        foreseen, self._foreseen = self._foreseen, None
-        if foreseen is not None and (foreseen.trial, foreseen.folder) == (trial, folder):
-            environ = foreseen.environ
-        else:
-            environ = self._environ_of(trial, folder)
+        attempt.oom_kills = self._memory.oom_kills() if self._memory is not None else 0
+        attempt.in_tmp = self._names_in_tmp() if self._left_in_tmp is None else self._left_in_tmp
+        environ = self._environ_of(trial, folder)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
         if self._guard is not None:
@@ -477,11 +455,11 @@ class Host:
         try:
             if warm_pid is not None:
                 self._process = TrialProcess.of(
-                    warm_pid, spared, sys_dir=str(folder.path), bystanders=attempt.found.pids
+                    warm_pid, spared, sys_dir=str(folder.path), bystanders=self._seen_at_end
                 )
             else:
                 self._process = TrialProcess.started(
-                    trial.command, trial.code_dir, environ, stdout, stderr, spared, attempt.found.pids
+                    trial.command, trial.code_dir, environ, stdout, stderr, spared, self._seen_at_end
                 )
                 began_s, began_at_s = time.monotonic(), time.time()
         except KeeperError as error:
@@ -576,7 +554,11 @@ class Host:
         attempt = self._current if effect.key is None else self._attempts.get(effect.key)
         whose = self._settings.job_id if attempt is None else attempt.key
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
-        self._stderr.say(line)
+        self._stderr.hold(line)
+        if self._link is None:
+            self._stderr.look()
+        else:  # its thread would take turns with this one, while a trial may be about to start
+            asyncio.get_running_loop().call_soon(self._stderr.look)
         if effect.key is not None and attempt is not None:
             self._writing(partial(_append, attempt.folder, line))
 

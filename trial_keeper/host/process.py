@@ -97,7 +97,7 @@ class TrialProcess:
         Raises:
             CommandNotStarted: there is no bash, the code folder cannot be entered, or no system takes such a command.
         """
-        bystanders = bystanders or all_pids()
+        bystanders = bystanders or _all_pids()
         with _raised_oom_score():
             popen = _popen(command, code_dir, environ, stdout, stderr)
         trial = cls(popen.pid, environ.get(MARKER), spared, bystanders)
@@ -121,7 +121,7 @@ class TrialProcess:
         own = _oom_score()
         if own is not None:
             _set_oom_score(str(pid), min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
-        return cls(pid, sys_dir, spared, bystanders or all_pids())
+        return cls(pid, sys_dir, spared, bystanders or _all_pids())
 
     def poll(self) -> int | None:
         """None while it runs; afterwards its exit code, or -n for signal n.
@@ -226,7 +226,7 @@ class TrialProcess:
         if self._cgroup is not None:
             found.update(self._cgroup.pids())
         if self._sys_dir is not None and os.getpid() != 1:
-            self.seen = all_pids()
+            self.seen = _all_pids()
             found.update(marked((self._sys_dir,), self.seen - self._bystanders))
         return [pid for pid in found if not _is_dead(pid)]
 
@@ -239,7 +239,7 @@ def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int
     gives_up_at_s = time.monotonic() + LONGEST_DEATH_S
     ended: set[int] = set()
     while time.monotonic() < gives_up_at_s:
-        pids = all_pids()
+        pids = _all_pids()
         found = {*marked(sys_dirs, pids), *(pid for pid in pids if sessions and _session_of(pid) in sessions)}
         found.update(descendants(found))
         dying = [pid for pid in found if not _is_dead(pid) and _kill(pid)]
@@ -286,7 +286,7 @@ def ancestors() -> list[int]:
 def _children(pid: int) -> list[int]:
     children: list[int] = []
     try:
-        # A keeper has a dozen threads that start nothing: its first one does that, and adopts.
+        # Of a keeper's threads, a dozen, only the first starts processes, and adopts orphans.
         for thread in (pid,) if pid == os.getpid() else os.listdir(f"/proc/{pid}/task"):
             children += map(int, read_all(f"/proc/{pid}/task/{thread}/children").split())
     except OSError:
@@ -380,8 +380,7 @@ def _command_line(pid: int) -> str:
     return ""
 
 
-def all_pids() -> frozenset[int]:
-    """Every process that this one can see."""
+def _all_pids() -> frozenset[int]:
     return frozenset(map(int, filter(str.isdecimal, os.listdir("/proc"))))
 
 

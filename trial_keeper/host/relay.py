@@ -47,6 +47,11 @@ class Relay:
 
     def say(self, line: str) -> None:
         """Write a line. Returns at once. What nobody reads for long is left out, and counted."""
+        self.hold(line)
+        self._has_news.set()
+
+    def hold(self, line: str) -> None:
+        """Write a line with the next `look` or `say`."""
         data = line.encode(errors="replace")
         with self._lock:
             if self._lines_bytes + len(data) > _MOST_LINES_BYTES:
@@ -60,10 +65,9 @@ class Relay:
                 self._left_out = 0
             self._lines_bytes += len(data)
             self._lines.put(data)
-        self._has_news.set()
 
     def look(self) -> None:
-        """Copy what was appended to the source. Returns at once."""
+        """Copy what was appended to the source, and write what is held. Returns at once."""
         self._has_news.set()
 
     def finish(self) -> None:

@@ -36,6 +36,8 @@ _READ_ONCE = (
     "NUMEXPR_",
 )
 _SET_BY_FORK = "PYTHONUNBUFFERED"
+# A `python` that is a shell's script has set these to what it found when the interpreter started.
+_SET_BY_SHELLS = ("PWD", "OLDPWD")
 _DIED_WAITING = "cannot start a trial warm: its fork died while it waited; it is started plainly"
 
 
@@ -314,17 +316,19 @@ class WarmInterpreter:
 
 
 def _request(start: WarmStart, given: Mapping[str, str]) -> dict[str, Any]:
-    """`given`: the interpreter's own environment."""
+    """`given`: the environment that the interpreter was started with. Of a trial's only what differs is sent."""
     command, environ = start.command, start.environ
     argv = [command.script, *command.arguments]
     flags = ["-u"] if command.is_unbuffered else []
-    changed = {name: value for name, value in environ.items() if given.get(name) != value}
+    changed = {
+        name: value for name, value in environ.items() if given.get(name) != value or name in _SET_BY_SHELLS
+    }
     return {
         "argv": [_text(word) for word in argv],
         "orig_argv": [_text(word) for word in (command.python, *flags, *argv)],
         "cwd": _text(start.cwd),
         "environ": {_text(name): _text(value) for name, value in changed.items()},
-        "unset": [_text(name) for name in given if name not in environ],
+        "unset": [_text(name) for name in (*given, *_SET_BY_SHELLS) if name not in environ],
         "is_unbuffered": command.is_unbuffered or bool(environ.get(_SET_BY_FORK)),
     }
 

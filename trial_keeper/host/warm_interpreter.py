@@ -2,14 +2,14 @@
 
 Theory of operation. The keeper starts `python -u warm_main.py DESCRIPTOR module…`, which runs this file. The modules are
 imported, and after each of them the process is looked at: a running thread, an open descriptor or an initialised GPU cannot
-be given to a fork, so the module is refused by name. From then on there is one fork more than there are trials, the spare:
-it waits on the keeper's channel in the interpreter's place, so that no trial waits for a fork, and has copied before what a
-trial's start writes to of the memory that they share. It was forked twice, and the process between ended at once, so that
-it is a child of the keeper, which adopts orphans, and the keeper learns the trial's exact end from the kernel. With its
-request, which may come while the trial before still runs, the spare sets itself up, says so, and waits for the keeper's word,
-with which come stdout and stderr; then `_serve` returns in it: the script runs on top of this file's last lines, and its end
-is the interpreter's own end, with all that Python does then (SystemExit, tracebacks, threads, atexit, unflushed files). The
-interpreter forks the next.
+be given to a fork, so the module is refused by name. From then on there is one fork more than there are trials, the spare: it
+waits on the keeper's channel in the interpreter's place, so that no trial waits for a fork, and as long as nobody wants it
+copies what a trial's start writes to of the memory that they share. It was forked twice, and the process between ended at
+once, so that it is a child of the keeper, which adopts orphans, and the keeper learns the trial's exact end from the kernel.
+With its request, which may come while the trial before still runs, the spare sets itself up, says so, and waits for the
+keeper's word, with which come stdout and stderr; then `_serve` returns in it: the script runs on top of this file's last
+lines, and its end is the interpreter's own end, with all that Python does then (SystemExit, tracebacks, threads, atexit,
+unflushed files). The interpreter forks the next.
 
 On the channel each message is four bytes of length and a JSON object. To the keeper: `importing` (a module), `ready`,
 `refused` (a text; `died` is the pid of a spare that is the reason), `prepared` (a pid). From the keeper: one request per
@@ -65,6 +65,7 @@ _HAS_LEFT = b"l"
 # One may be killed for its memory; when so many are, one after the other, there is a reason that stays.
 _MOST_DEATHS = 3
 _REHEARSED = object()
+# A trial's request changes about so many.
 _VARIABLES_REHEARSED = 8
 
 
@@ -300,17 +301,19 @@ def _rehearse() -> Iterator[None]:
     vars(main).update(_BLANK_MAIN)
     vars(main).update(file=io.StringIO())
     exec(compile(_REHEARSAL, "rehearsal", "exec", dont_inherit=True), vars(main))
+    del main
+    gc.collect()  # before anybody could see what that has left
     yield
     _SHARED.update(sys.modules)
     _are_flushed()
-    gc.collect()
-    yield
     variables = dict(list(os.environb.items())[:_VARIABLES_REHEARSED])
     json.loads(
         json.dumps({name.decode("latin-1"): value.decode("latin-1") for name, value in variables.items()})
     )
     os.environb.update(variables)
-    os.path.dirname(os.path.realpath(os.path.abspath(os.path.join(os.getcwd(), "script"))))
+    yield
+    with contextlib.suppress(OSError):  # the trial that runs may remove the folder
+        os.path.dirname(os.path.realpath(os.path.abspath(os.path.join(os.getcwd(), "script"))))
 
 
 def _rehearse_until_called(channel: socket.socket, steps: Iterator[None]) -> None:

@@ -55,7 +55,11 @@ _POLL_S = 1.0
 _LONGEST_DEATH_S = 10.0
 _DRAIN_S = 5.0
 _TOOL_S = 60.0
-_REMOVALS = 3
+# A container stands before a kill, so it is not waited for as long as nothing else hangs on it.
+_TOOL_BEFORE_KILL_S = 5.0
+# podman needs a moment to see that what it watched a container with is gone.
+_REMOVALS = 5
+_REMOVAL_PAUSE_S = 2.0
 # A full disk may be cleared; without this file the cluster takes the task for lost.
 _EXIT_TRIES = 60
 _MOST_BESIDE_A_MOUNT = 500
@@ -291,7 +295,7 @@ class Supervisor:
         self._spec: dict[str, Any] = json.loads((folder / SPEC).read_text(encoding="utf-8"))
         self._sandbox: dict[str, list[str]] | None = self._spec["sandbox"]
         self._stops_inside = False
-        self._removals_left = _REMOVALS
+        self._has_container = self._is_removed = self._removal_failed = False
         self._stopping = Stopping(self._spec["grace_s"])
         signal.signal(signal.SIGTERM, self._stopping.ask)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -321,13 +325,13 @@ class Supervisor:
                 break
             self._streams.note(f"{stage} begins")
             code = self._run_script(stage, script)
+            self._has_container = self._has_container or (stage == BEGIN and code == 0)
             self._streams.note(f"{stage} has ended with exit code {code}")
             if code != 0:
                 break
         survivors = self._end_everything()
-        # Nobody could know whether one that was being made was there.
-        while self._sandbox and self._removals_left:
-            self._remove_container(self._sandbox)
+        if self._sandbox and not self._is_removed:
+            self._remove_at_last(self._sandbox, code if stage == BEGIN else 0)
         self._streams.drain()
         if survivors:
             self._streams.note(f"cannot end the processes {survivors}: they are another user's, or hang")
@@ -407,8 +411,8 @@ class Supervisor:
         A container goes first, by its tool: what the tool left beside it to tell of its end is below this process too, and
         podman does not remove a container of whose end nothing tells.
         """
-        if self._sandbox and self._stops_inside and self._removals_left:
-            self._remove_container(self._sandbox)
+        if self._sandbox and self._has_container and not (self._is_removed or self._removal_failed):
+            self._removal_failed = not self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S)
         gives_up_at_s = time.monotonic() + _LONGEST_DEATH_S
         while True:
             self._reap()
@@ -420,10 +424,20 @@ class Supervisor:
                     os.kill(pid, signal.SIGKILL)
             self._streams.pump(0.01)
 
-    def _remove_container(self, sandbox: Mapping[str, list[str]]) -> None:
-        is_done, said = _said_by(sandbox["end"])
-        self._removals_left = 0 if is_done else self._removals_left - 1
+    def _remove_at_last(self, sandbox: Mapping[str, list[str]], code: int) -> None:
+        """When all is dead. `code`: what making the container ended with; of one that was not made there may be nothing."""
+        for _ in range(_REMOVALS):
+            if self._try_to_remove(sandbox, _TOOL_S) or (code and not self._stopping.was_asked):
+                return
+            until_s = time.monotonic() + _REMOVAL_PAUSE_S
+            while (left_s := until_s - time.monotonic()) > 0:
+                self._streams.pump(left_s)
+        self._streams.note(f"a container may be left: remove it with `{' '.join(sandbox['end'])}`")
+
+    def _try_to_remove(self, sandbox: Mapping[str, list[str]], within_s: float) -> bool:
+        self._is_removed, said = _said_by(sandbox["end"], within_s)
         self._streams.note(said)
+        return self._is_removed
 
     def _tell(self, document: Mapping[str, Any]) -> None:
         temporary = self._folder / f".{EXIT}"
@@ -438,10 +452,10 @@ class Supervisor:
             time.sleep(1.0)
 
 
-def _said_by(command: list[str]) -> tuple[bool, str]:
+def _said_by(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]:
     """Run it; whether it worked, and what it said."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, f"cannot run {command[0]}: {error}; see whether it works here"
     said = f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()

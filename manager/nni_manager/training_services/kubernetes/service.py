@@ -187,7 +187,7 @@ class KubernetesService(TrainingService):
                 f"cannot make {self._kind} {name} yet: job {self._names[name]} has that name, and has not ended"
             )
         job = self._job(settings.job_id)
-        job.is_posting = True
+        job.is_posting, job.is_doubtful = True, False
         self._watch()
         try:
             job.uid = await self._ask(self._hand_in, settings)
