@@ -153,7 +153,7 @@ def test_a_full_disk_loses_output_and_not_the_task(container, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "stop, exit_code, expected", [("", 0, "hi\n"), ("trap '' TERM; kill -TERM $PPID", 143, "")]
+    ("stop", "exit_code", "expected"), [("", 0, "hi\n"), ("trap '' TERM; kill -TERM $PPID", 143, "")]
 )
 def test_a_container_is_removed_while_its_tool_still_watches_it_and_again_where_that_fails(
     container, said, tmp_path, stop, exit_code, expected
