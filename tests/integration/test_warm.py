@@ -303,6 +303,17 @@ def test_what_a_module_did_to_the_environment_when_it_was_imported_is_in_no_tria
     assert site.warmly(warm_of("m", **path), environ=environ) == wanted
 
 
+def test_what_a_python_that_is_a_shells_script_says_of_its_folder_is_in_no_trial(warm_of, site):
+    shim = site.folder / "python"
+    shim.write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    shim.chmod(0o755)
+    site.write("import os; print([os.environ.get(name) for name in ('PWD', 'OLDPWD')])")
+    interpreter = warm_of(python=str(shim))
+    assert site.warmly(interpreter) == (0, "[None, None]\n", "")
+    environ = CONTAINER | TRIAL | {"PWD": "/a"}
+    assert site.warmly(interpreter, environ=environ) == (0, "['/a', None]\n", "")
+
+
 # bash says which words it makes of a line: here `python` is a function that shows them.
 SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 

@@ -55,8 +55,8 @@ _POLL_S = 1.0
 _LONGEST_DEATH_S = 10.0
 _DRAIN_S = 5.0
 _TOOL_S = 60.0
-# A container stands before a kill, so it is not waited for as long as nothing else hangs on it.
-_TOOL_BEFORE_KILL_S = 5.0
+# Whoever asked to stop does not wait for a tool that hangs, and ends this process some time after the grace.
+_TOOL_BEFORE_KILL_S = 10.0
 # podman needs a moment to see that what it watched a container with is gone.
 _REMOVALS = 5
 _REMOVAL_PAUSE_S = 2.0
@@ -412,7 +412,8 @@ class Supervisor:
         podman does not remove a container of whose end nothing tells.
         """
         if self._sandbox and self._has_container and not (self._is_removed or self._removal_failed):
-            self._removal_failed = not self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S)
+            within_s = _TOOL_BEFORE_KILL_S if self._stopping.was_asked else _TOOL_S
+            self._removal_failed = not self._try_to_remove(self._sandbox, within_s)
         gives_up_at_s = time.monotonic() + _LONGEST_DEATH_S
         while True:
             self._reap()
