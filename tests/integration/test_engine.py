@@ -121,6 +121,7 @@ def test_a_trial_that_waits_for_room_can_be_stopped_and_leaves_its_place_to_the_
         engine, service = an_engine(experiment, kind=OneRoom)
         await start(engine)
         await service.submitted.wait()
+        await until(lambda: len(engine.experiment.trials) == 2)
         waiting = next(
             trial for trial in engine.experiment.trials.values() if trial.trial_id != service.holder
         )
@@ -239,6 +240,7 @@ def test_an_experiment_closed_while_a_trial_waits_keeps_it_waiting(a_real_experi
         engine, service = an_engine(experiment, kind=OneRoom)
         await start(engine)
         await service.submitted.wait()
+        await until(lambda: len(engine.experiment.trials) == 2)
         await engine.close()
 
     play(scenario)
