@@ -295,7 +295,7 @@ class Supervisor:
         self._spec: dict[str, Any] = json.loads((folder / SPEC).read_text(encoding="utf-8"))
         self._sandbox: dict[str, list[str]] | None = self._spec["sandbox"]
         self._stops_inside = False
-        self._has_container = self._is_removed = self._removal_failed = False
+        self._container_goes_first = self._is_removed = False
         self._stopping = Stopping(self._spec["grace_s"])
         signal.signal(signal.SIGTERM, self._stopping.ask)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -325,13 +325,14 @@ class Supervisor:
                 break
             self._streams.note(f"{stage} begins")
             code = self._run_script(stage, script)
-            self._has_container = self._has_container or (stage == BEGIN and code == 0)
+            if stage == BEGIN:
+                self._container_goes_first = code == 0
             self._streams.note(f"{stage} has ended with exit code {code}")
             if code != 0:
                 break
         survivors = self._end_everything()
         if self._sandbox and not self._is_removed:
-            self._remove_at_last(self._sandbox, code if stage == BEGIN else 0)
+            self._remove_at_last(self._sandbox, was_made=stage != BEGIN or code == 0)
         self._streams.drain()
         if survivors:
             self._streams.note(f"cannot end the processes {survivors}: they are another user's, or hang")
@@ -411,9 +412,9 @@ class Supervisor:
         A container goes first, by its tool: what the tool left beside it to tell of its end is below this process too, and
         podman does not remove a container of whose end nothing tells.
         """
-        if self._sandbox and self._has_container and not (self._is_removed or self._removal_failed):
-            within_s = _TOOL_BEFORE_KILL_S if self._stopping.was_asked else _TOOL_S
-            self._removal_failed = not self._try_to_remove(self._sandbox, within_s)
+        if self._sandbox and self._container_goes_first:
+            self._container_goes_first = False
+            self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S if self._stopping.was_asked else _TOOL_S)
         gives_up_at_s = time.monotonic() + _LONGEST_DEATH_S
         while True:
             self._reap()
@@ -425,20 +426,20 @@ class Supervisor:
                     os.kill(pid, signal.SIGKILL)
             self._streams.pump(0.01)
 
-    def _remove_at_last(self, sandbox: Mapping[str, list[str]], code: int) -> None:
-        """When all is dead. `code`: what making the container ended with; of one that was not made there may be nothing."""
+    def _remove_at_last(self, sandbox: Mapping[str, list[str]], *, was_made: bool) -> None:
+        """When all is dead. Of a container that could not be made there may be nothing to remove."""
         for _ in range(_REMOVALS):
-            if self._try_to_remove(sandbox, _TOOL_S) or (code and not self._stopping.was_asked):
+            self._try_to_remove(sandbox, _TOOL_S)
+            if self._is_removed or not (was_made or self._stopping.was_asked):
                 return
             until_s = time.monotonic() + _REMOVAL_PAUSE_S
             while (left_s := until_s - time.monotonic()) > 0:
                 self._streams.pump(left_s)
         self._streams.note(f"a container may be left: remove it with `{' '.join(sandbox['end'])}`")
 
-    def _try_to_remove(self, sandbox: Mapping[str, list[str]], within_s: float) -> bool:
+    def _try_to_remove(self, sandbox: Mapping[str, list[str]], within_s: float) -> None:
         self._is_removed, said = _said_by(sandbox["end"], within_s)
         self._streams.note(said)
-        return self._is_removed
 
     def _tell(self, document: Mapping[str, Any]) -> None:
         temporary = self._folder / f".{EXIT}"
