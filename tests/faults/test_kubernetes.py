@@ -63,8 +63,9 @@ def test_jobs_that_end_while_the_server_is_away_are_told_with_their_own_codes(si
         async with site.manager() as service:
             await both_run(site, service)
             site.cluster.api.stop()
-            await until(lambda: service.problem, "it is told", WITHIN_S)
-            assert "the connection to " in service.problem or "does not answer" in service.problem
+            # Until the watches have noticed, it is the last that they told of the jobs.
+            told = ("the connection to ", "does not answer")
+            await until(lambda: any(part in service.problem for part in told), "it is told", WITHIN_S)
             end(site, "trial1", 7)
             await until(lambda: site.state() == "Completed", "one has ended meanwhile", WITHIN_S)
             assert site.ends == [], "nobody could know"
