@@ -192,6 +192,7 @@ ENDINGS = [
     "import builtins\nbuiltins.f = open('kept', 'w')\nf.write('not flushed')",
     "import json\njson.f = open('kept', 'w')\njson.f.write('not flushed')",
     "import helper\nhelper.f = open('kept', 'w')\nhelper.f.write('not flushed')",
+    "import helper\nexec('def g(): pass', vars(helper))\nhelper.f = open('kept', 'w')\nhelper.f.write('not flushed')",
     "import helper\nclass A:\n    def __del__(self):\n        print('of helper')\nhelper.a = A()",
     "class A:\n    def __del__(self):\n        print('in a ring')\na = A()\na.a = a",
     "import sys\nclass A:\n    def __del__(self):\n        sys.stdout.write('late')\na = A()",
@@ -202,6 +203,11 @@ ENDINGS = [
     "import threading\nx = 1\ndef loop():\n    while True:\n        x + 1\n"
     "threading.Thread(target=loop, daemon=True).start()",
     "import sys\nsys.modules.clear()",
+    "import sys, json\ndel sys.modules['json']\nimport json\njson.f = open('kept', 'w')\njson.f.write('not flushed')",
+    "import helper, sys\nhelper.f = open('kept', 'w')\nhelper.f.write('not flushed')\n"
+    "for name in reversed(sys.modules):\n    if name != 'helper':\n        del sys.modules[name]\n        break",
+    "import helper, sys, importlib\nname = [n for n in sys.modules if n != 'helper'][-1]\ndel sys.modules[name]\n"
+    "importlib.import_module(name)\nclass A:\n    def __del__(self):\n        print('of helper')\nhelper.a = A()",
     "import sys\nsys.modules['x'] = None\nsys.modules['y'] = 5\nsys.stdout = None",
     "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",
     "import pickle\nclass A:\n    pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",

@@ -33,12 +33,14 @@ if __name__ == "__main__":
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
 
+import _io  # noqa: E402
 import _thread  # noqa: E402
 import array  # noqa: E402
 import atexit  # noqa: E402
 import contextlib  # noqa: E402
 import gc  # noqa: E402
 import io  # noqa: E402
+import itertools  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
@@ -304,7 +306,7 @@ def _rehearse() -> Iterator[None]:
     del main
     gc.collect()  # before anybody could see what that has left
     yield
-    _SHARED.update(sys.modules)
+    _last_module()
     _are_flushed()
     variables = dict(list(os.environb.items())[:_VARIABLES_REHEARSED])
     json.loads(
@@ -517,8 +519,6 @@ def _fresh_main(script: str) -> str:
     )
     if "__annotations__" in namespace:
         namespace["__annotations__"] = {}
-    _SHARED.update(sys.modules)
-    _SHARED.discard("__main__")
     sys.modules["__main__"] = main
     return path
 
@@ -560,11 +560,15 @@ def _end_at_once() -> None:
     # A thread that is left would see its modules go; only Python can stop it before.
     if _exit is None or _exit_code is None or _thread._count() or not _are_flushed():
         return
+    own = _own_modules()
+    if own is None:
+        return
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    own = [name for name in sys.modules if name not in _SHARED]
+    # As Python does: what dies with the modules is older then, and a file is flushed before what it writes to is closed.
+    gc.collect()
     left = [weakref.ref(sys.modules.pop(name)) for name in own if type(sys.modules[name]) is type(sys)]
     gc.collect()
     for reference in reversed(left):
@@ -574,7 +578,7 @@ def _end_at_once() -> None:
             del module
     gc.collect()
     for found in gc.get_objects():
-        if issubclass(type(found), io.IOBase):
+        if issubclass(type(found), _io._IOBase):  # all that io.IOBase knows of, and hundreds of times as fast
             try:
                 if not found.closed:
                     found.flush()
@@ -584,7 +588,22 @@ def _end_at_once() -> None:
         _exit(_exit_code)
 
 
-_SHARED: set[str] = set()
+_last_shared: tuple[str, Any] = ("", None)
+
+
+def _last_module() -> tuple[str, Any]:
+    """Modules stand in the order in which they were imported. To look at each would copy the page that its name lies on."""
+    name = next(reversed(sys.modules))
+    return name, sys.modules[name]
+
+
+def _own_modules() -> list[str] | None:
+    """Those that the interpreter has not given the trial, in order; None where that cannot be told any more."""
+    last, last_module = _last_shared
+    if sys.modules.get(last) is not last_module:
+        return None
+    newest_first = itertools.takewhile(lambda name: name != last, reversed(sys.modules))
+    return [*(["__main__"] if "__main__" in sys.modules else []), *reversed(list(newest_first))]
 
 
 def _are_flushed() -> bool:
@@ -619,6 +638,7 @@ def _code_of(error: BaseException) -> int | None:
 if __name__ == "__main__":
     _own_code = sys._getframe().f_code  # kept: to let go of it would copy what it holds
     _script, _program = _serve()
+    _last_shared = _last_module()
     _path = _fresh_main(_script)
     try:
         # No name of this file's for the namespace: it would keep the script's objects from being deleted at the end.
