@@ -689,7 +689,7 @@ SPARED = r"""
 import json, os, subprocess, sys, time
 from pathlib import Path
 from trial_keeper.core.warm_command import WarmCommand
-from trial_keeper.host.process import TrialProcess, adopt_orphans
+from trial_keeper.host.process import TrialProcess, adopt_orphans, descendants
 from trial_keeper.host.warm import WarmInterpreter, WarmStart
 
 def end_of(trial):
@@ -706,7 +706,7 @@ adopt_orphans()
 folder = Path(sys.argv[1])
 out, err = folder / "out", folder / "err"
 environ = {**os.environ, "NNI_SYS_DIR": str(folder)}
-helper = subprocess.Popen(["bash", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True)
+helper = subprocess.Popen(["bash", "-c", "sleep 1000 & setsid sleep 1000 & wait"], start_new_session=True)
 ended = subprocess.Popen(["bash", "-c", "exit 7"], start_new_session=True)
 os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # nobody has waited for it
 warm = WarmInterpreter(sys.executable, ("random",), os.environ)
@@ -751,6 +751,8 @@ said["prepared"] = [end_of(trial), trial.leftovers(), children() == kept]
 
 said["ended"] = ended.wait()
 said["helper"] = [helper.poll(), len(Path(f"/proc/{helper.pid}/task/{helper.pid}/children").read_text().split())]
+for pid in descendants((helper.pid,)):
+    os.kill(pid, 9)
 os.killpg(helper.pid, 9)
 helper.wait()
 warm.close()

@@ -604,6 +604,22 @@ def test_an_interpreter_ends_with_its_keeper(tmp_path):
         ended(int(shown))  # it came to this process, which adopts orphans
 
 
+def test_what_modules_have_started_ends_with_the_interpreter(warm_of, site):
+    site.write(
+        "import subprocess as s; pid = s.Popen(['sleep', '1000'], start_new_session=True).pid", "starter.py"
+    )
+    interpreter = warm_of("starter", PYTHONPATH=str(site.folder))
+    site.write("import starter; print(starter.pid)")
+    path = {"environ": CONTAINER | {"PYTHONPATH": str(site.folder)}}
+    _, first, _ = site.warmly(interpreter, **path)
+    _, second, _ = site.warmly(interpreter, **path)
+    assert first == second
+    assert psutil.Process(int(first)).cmdline() == ["sleep", "1000"]
+    interpreter.close()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(first)).status() == psutil.STATUS_ZOMBIE, "nobody has waited for it yet"
+
+
 # ---- refusals
 
 

@@ -5,10 +5,10 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from trial_keeper.errors import (
     MountForbidden,
@@ -19,6 +19,7 @@ from trial_keeper.errors import (
     WorkspaceMissing,
     WorkspaceNotWritable,
 )
+from trial_keeper.host.small_files import read_all
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.own_files import open_inside
 from trial_keeper.wire.workspace import AttemptFolder, DocumentInvalid, TrialDocument, Workspace
@@ -28,6 +29,8 @@ SHARED_STORAGE_LAG_S = 6.0
 _LOOK_AGAIN_S = 0.2
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 
+Found = TypeVar("Found")
+
 
 def read_shared(path: Path) -> bytes:
     """The content of a file that the manager wrote before it started this job.
@@ -36,11 +39,7 @@ def read_shared(path: Path) -> bytes:
         WorkspaceMissing: it is not there, even after the shared storage had time to show it.
         MountUnreadable: it cannot be read.
     """
-    with open_shared(path) as file:
-        try:
-            return file.read()
-        except OSError as error:
-            raise not_readable(path, error) from error
+    return _once_shown(path, lambda: read_all(path))
 
 
 def open_shared(path: Path) -> BinaryIO:
@@ -49,10 +48,14 @@ def open_shared(path: Path) -> BinaryIO:
     Raises:
         WorkspaceMissing, MountUnreadable: as for `read_shared`.
     """
+    return _once_shown(path, lambda: path.open("rb"))
+
+
+def _once_shown(path: Path, look: Callable[[], Found]) -> Found:
     gives_up_at_s = time.monotonic() + SHARED_STORAGE_LAG_S
     while True:
         try:
-            return path.open("rb")
+            return look()
         except FileNotFoundError as error:
             if time.monotonic() > gives_up_at_s:
                 raise WorkspaceMissing(
@@ -87,7 +90,7 @@ def glimpse_trial(
 ) -> TrialDocument | None:
     """The same, if the storage shows it at this moment."""
     try:
-        return _read_trial(workspace.trial(trial_id).trial_json.read_bytes(), own_command)
+        return _read_trial(read_all(workspace.trial(trial_id).trial_json), own_command)
     except (OSError, ValueError):  # a DocumentInvalid is one
         return None
 

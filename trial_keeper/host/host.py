@@ -136,6 +136,8 @@ class Host:
         self._current: _Attempt | None = None
         self._left_in_tmp: frozenset[str] | None = None
         """What lies in the temporary folder, while the end of a trial is handled."""
+        self._foreseen: TrialDocument | None = None
+        """The next trial, as it was given."""
         self._seen_at_end: frozenset[int] = frozenset()
         """The processes of this machine, likewise."""
         self._tmp = FolderNames(tempfile.gettempdir()) if settings.is_reused else None
@@ -408,8 +410,12 @@ class Host:
 
     def _prepare(self, trial_id: str) -> None:
         key = unclaimed = AttemptKey(trial_id, 0, self._task)
+        foreseen, self._foreseen = self._foreseen, None
         try:
-            trial = read_trial(self._workspace, trial_id, self._settings.command)
+            if foreseen is not None and foreseen.trial_id == trial_id:
+                trial = foreseen
+            else:
+                trial = read_trial(self._workspace, trial_id, self._settings.command)
             key, folder = claim_attempt(self._workspace, trial_id, self._task)
             trial = with_code(self._workspace, trial, folder)
         except KeeperError as error:
@@ -422,7 +428,7 @@ class Host:
 
     def _foresee(self, trial_id: str) -> None:
         """Let the next trial's process get ready as far as that can be done without its folder."""
-        trial = glimpse_trial(self._workspace, trial_id, self._settings.command)
+        trial = self._foreseen = glimpse_trial(self._workspace, trial_id, self._settings.command)
         folder = self._workspace.attempt(AttemptKey(trial_id, 0, self._task))
         # One that is begun anew, or unpacks its code first, starts without.
         if (

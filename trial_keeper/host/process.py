@@ -14,13 +14,13 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
-from trial_keeper.host.kernel_files import read_all
+from trial_keeper.host.small_files import read_all
 from trial_keeper.wire.workspace import MARKER
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -57,7 +57,7 @@ class TrialProcess:
     """A child of this process that leads a session, with everything it started. One at a time.
 
     All children of this process are taken for the trial's and reaped, except those that are spared. A spared one leads a session
-    too, and all of that session is left alone; its owner waits for it.
+    too, and all of that session is left alone, with what is below it; its owner waits for it.
     """
 
     def __init__(
@@ -220,15 +220,17 @@ class TrialProcess:
                 return time.monotonic() > self._gives_up_at_s
 
     def _living(self) -> list[int]:
-        found = set(descendants((os.getpid(),)))
-        if self._spared:
-            found = {pid for pid in found if pid == self.pid or _session_of(pid) not in self._spared}
+        found = set(descendants((os.getpid(),), self._is_spared))
         if self._cgroup is not None:
             found.update(self._cgroup.pids())
         if self._sys_dir is not None and os.getpid() != 1:
             self.seen = _all_pids()
-            found.update(marked((self._sys_dir,), self.seen - self._bystanders))
+            new = self.seen - self._bystanders
+            found.update(marked((self._sys_dir,), (pid for pid in new if not self._is_spared(pid))))
         return [pid for pid in found if not _is_dead(pid)]
+
+    def _is_spared(self, pid: int) -> bool:
+        return bool(self._spared) and pid != self.pid and _session_of(pid) in self._spared
 
 
 def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int:
@@ -263,12 +265,15 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
     return found
 
 
-def descendants(pids: Iterable[int]) -> list[int]:
-    """Children of these processes, their children, and so on. What forks or dies meanwhile may be missed."""
+def descendants(pids: Iterable[int], is_left_out: Callable[[int], bool] = lambda _: False) -> list[int]:
+    """Children of these processes, their children, and so on, without those left out and what is below them.
+
+    What forks or dies meanwhile may be missed.
+    """
     found: list[int] = []
     following = list(pids)
     while following:
-        children = _children(following.pop())
+        children = [pid for pid in _children(following.pop()) if not is_left_out(pid)]
         found += children
         following += children
     return found

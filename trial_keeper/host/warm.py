@@ -15,6 +15,7 @@ from typing import Any
 
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.errors import WarmStartRefused
+from trial_keeper.host.process import descendants
 
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
@@ -224,9 +225,12 @@ class WarmInterpreter:
             with contextlib.suppress(OSError):  # it has ended, or will not be stopped by this either
                 self._leaving.recv(1)
             self._forget_leaving()
-        # Modules may have started processes of their own, in its group. Once it has been waited for, also by somebody who reaps
-        # whatever ends, the number could be another's.
+        # Modules may have started processes of their own, in its group or in sessions of theirs. Once it has been waited for,
+        # also by somebody who reaps whatever ends, the number could be another's.
         if self._process.poll() is None:
+            for pid in descendants((self._process.pid,)):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_LONGEST_DEATH_S)

@@ -33,6 +33,8 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
 # More than a cluster starts; whoever may write there could make any number of folders, with any names.
 _NEWEST_ATTEMPTS = 1000
 _ATTEMPT_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+# On one line: several would take Python's slow encoder, between two trials.
+_TEXT_OF = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class DocumentInvalid(ValueError):
@@ -400,7 +402,7 @@ def _exit_code(value: Any) -> int:
 
 
 def _dump(document: dict[str, Any]) -> bytes:
-    return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode()
+    return (_TEXT_OF(document) + "\n").encode()
 
 
 def _load(name: str, content: bytes) -> dict[str, Any]:

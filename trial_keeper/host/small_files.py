@@ -1,11 +1,14 @@
-"""Reading what the kernel shows as files, in a third of the time that `open` takes: a keeper does it often for each trial."""
+"""Reading small files, and what the kernel shows as such, in a third of the time that `open` takes: a keeper does it often for
+each trial.
+"""
 
 import os
+from pathlib import Path
 
 _READ_BYTES = 16 * 1024
 
 
-def read_all(path: str) -> bytes:
+def read_all(path: str | Path) -> bytes:
     """The whole content.
 
     Raises:
