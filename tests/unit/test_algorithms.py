@@ -2,12 +2,22 @@
 
 import asyncio
 import threading
+import time
 
+import pytest
 from real_experiment import RealExperiment
 
-from nni_manager.domain.events import AskAssessor, TellAssessor, TrialRefused
+from nni_manager.domain.events import (
+    AskAssessor,
+    ParametersSuggested,
+    TellAssessor,
+    TrialRefused,
+    TunerFailed,
+)
+from nni_manager.engine import algorithms as algorithms_module
 from nni_manager.engine.algorithms import Algorithms
 from nni_manager.tuner.assessment import MOST_STEPS, Assessment, Assessor
+from nni_manager.tuner.base import Suggestion, TrialResult, Tuner
 from nni_manager.tuner.registry import make_tuner
 
 
@@ -52,3 +62,111 @@ def test_what_is_reported_while_the_assessor_is_busy_is_heard_together_before_th
     assert [(event.trial_id, event.attempt) for event in posted if isinstance(event, TrialRefused)] == [
         ("t0", 0)
     ]
+
+
+# Numbers of trials of which the tuner below makes something special.
+WAITS, RAISES = 98, 99
+
+
+class Noting(Tuner):
+    """Notes who asks it, and takes the time it is told to."""
+
+    def __init__(self, learns=False):
+        self.learns = learns
+        self.asked_in = []
+        self.is_slow = False
+        self.under_way = threading.Lock()
+        self.may_answer = threading.Event()
+
+    def ask(self, trial_key):
+        assert self.under_way.acquire(blocking=False), "two at once"
+        self.asked_in.append(threading.current_thread() is threading.main_thread())
+        if self.is_slow:
+            time.sleep(1.5 * algorithms_module._MOMENT_S)
+        if trial_key == WAITS:
+            assert self.may_answer.wait(60)
+        self.under_way.release()
+        if trial_key == RAISES:
+            raise ValueError("not this one")
+        return Suggestion({"x": trial_key}, {})
+
+    def tell(self, trial_key, value):
+        self.asked_in.append(threading.current_thread() is threading.main_thread())
+
+    def restore(self, trials):
+        pass
+
+
+def asked(tmp_path, tuner, play):
+    """What was posted while `play` used these algorithms."""
+    posted = []
+
+    async def scenario():
+        config = RealExperiment(tmp_path, "pass\n").config
+        algorithms = Algorithms("exp", config, lambda _: tuner, None, posted.append, lambda: "aB3dE")
+        await play(algorithms)
+        algorithms.close()
+
+    asyncio.run(scenario())
+    return posted
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """A moment that no machine is too busy for."""
+    monkeypatch.setattr(algorithms_module, "_MOMENT_S", 0.2)
+
+
+def test_a_tuner_that_does_not_learn_and_is_quick_needs_no_thread(tmp_path, patient):
+    tuner = Noting()
+
+    async def play(algorithms):
+        for number in range(5):
+            await algorithms.ask(number)
+        await algorithms.tell(0, TrialResult("aB3dE", 1.0, "1.0", True))
+        await algorithms.ask(RAISES)
+
+    *suggested, failed = asked(tmp_path, tuner, play)
+    assert tuner.asked_in == [False] * 3 + [True] * 4
+    assert [each.parameters for each in suggested] == [{"x": number} for number in range(5)]
+    assert all(isinstance(each, ParametersSuggested) for each in suggested)
+    assert isinstance(failed, TunerFailed)
+    assert "not this one" in failed.message
+
+
+def test_a_tuner_that_becomes_slow_has_its_thread_again(tmp_path, patient):
+    tuner = Noting()
+
+    async def play(algorithms):
+        for number in range(10):
+            tuner.is_slow = number == 4
+            await algorithms.ask(number)
+
+    asked(tmp_path, tuner, play)
+    assert tuner.asked_in == [False] * 3 + [True] * 2 + [False] * 3 + [True] * 2
+
+
+def test_a_tuner_is_never_asked_here_while_its_thread_asks_it(tmp_path, patient):
+    tuner = Noting()
+
+    async def play(algorithms):
+        asking = [asyncio.ensure_future(algorithms.ask(number)) for number in (0, 1, 2, WAITS)]
+        await asyncio.gather(*asking[:3])
+        asking.append(asyncio.ensure_future(algorithms.ask(4)))
+        await asyncio.sleep(0)
+        tuner.may_answer.set()
+        await asyncio.gather(*asking)
+
+    posted = asked(tmp_path, tuner, play)
+    assert [each.parameters["x"] for each in posted] == [0, 1, 2, WAITS, 4]
+
+
+def test_a_tuner_that_learns_has_a_thread_however_quick_it_is(tmp_path, patient):
+    tuner = Noting(learns=True)
+
+    async def play(algorithms):
+        for number in range(8):
+            await algorithms.ask(number)
+
+    asked(tmp_path, tuner, play)
+    assert tuner.asked_in == [False] * 8

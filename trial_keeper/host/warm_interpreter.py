@@ -46,7 +46,6 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import time  # noqa: E402
-import traceback  # noqa: E402
 import warnings  # noqa: E402
 import weakref  # noqa: E402
 
@@ -114,6 +113,8 @@ def _import(name: str, channel: socket.socket) -> str | None:
     try:
         __import__(name)
     except BaseException as error:  # noqa: BLE001 - whatever stops it, SystemExit too, is told
+        import traceback  # 260 kB that each fork would have to take along
+
         cause = "".join(traceback.format_exception_only(type(error), error)).strip()
         return f"cannot import {name}: {cause}; install it for {sys.executable}, or {way_out}"
     found = _impurity(channel)

@@ -1,5 +1,8 @@
 """The tuner and the assessor of an experiment, each in a thread of its own: they may take their time.
 
+A tuner that does not learn and answers within a moment, again and again, is then asked without one: for trials that last a few
+milliseconds, to change threads costs more than the answer.
+
 What they raise is no bug of the manager's: it is posted, and the user is shown it.
 """
 
@@ -9,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from nni_manager.config.known_results import KnownResult
@@ -30,6 +34,10 @@ from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tu
 from nni_manager.tuner.proposer import Proposer
 
 log = logging.getLogger(__name__)
+
+# As long as it takes to read a piece of what a keeper has sent: for so long may the engine's loop be held up.
+_MOMENT_S = 0.002
+_QUICK_ANSWERS = 3
 
 
 class Algorithms:
@@ -54,6 +62,10 @@ class Algorithms:
         self._assessors_turn = asyncio.Lock()
         self._to_assess: dict[tuple[str, int], list[float]] = {}
         """What each attempt of a trial has reported and the assessor has not heard yet."""
+        self._quick_answers = 0
+        """How many answers of the tuner in a row took a moment only."""
+        self._asked_in_thread = 0
+        """Questions that its thread has not answered yet."""
         self._tuner_failed: Exception | None = None
         """Why it could not be rebuilt."""
         self._assessor_failed: Exception | None = None
@@ -101,9 +113,7 @@ class Algorithms:
             self._note_tuner_failure(self._tuner_failed, was_asked=True)
             return
         try:
-            suggestion: Suggestion | Later | None = await self._in_tuner_thread(
-                self._proposer.ask, sequence_id
-            )
+            suggestion: Suggestion | Later | None = await self._answer(self._proposer.ask, sequence_id)
         except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
             self._note_tuner_failure(error, was_asked=True)
             return
@@ -124,7 +134,7 @@ class Algorithms:
         if self._tuner_failed is not None:
             return  # it is told when it has been mended, of all that is stored
         try:
-            await self._in_tuner_thread(self._proposer.hear, sequence_id, result)
+            await self._answer(self._proposer.hear, sequence_id, result)
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
 
@@ -211,5 +221,24 @@ class Algorithms:
             )
         )
 
-    def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
-        return asyncio.get_running_loop().run_in_executor(self._tuner_thread, function, *arguments)
+    async def _answer(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the tuner answers, here if it has shown that it is quick."""
+        is_quick = not self.learns and self._quick_answers >= _QUICK_ANSWERS and not self._asked_in_thread
+        ask = partial(_timed, function, *arguments)
+        answer, took_s = ask() if is_quick else await self._in_tuner_thread(ask)
+        self._quick_answers = self._quick_answers + 1 if took_s < _MOMENT_S else 0
+        return answer
+
+    async def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._asked_in_thread += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._tuner_thread, function, *arguments)
+        finally:
+            self._asked_in_thread -= 1
+
+
+def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What it returns, and how long that took."""
+    began_s = time.monotonic()
+    answer = function(*arguments)
+    return answer, time.monotonic() - began_s
