@@ -448,7 +448,10 @@ def test_a_cut_that_only_another_manager_finds_is_told_to_it(cutting_site):
 
 
 def test_a_trial_that_removes_its_own_folder_ends_and_is_told(site):
-    site.add_trial('cd /; rm -r "$NNI_SYS_DIR"; exit 9')
+    # What the keeper writes there in that moment would keep `rm` from ending well.
+    site.add_trial(
+        'until [ -s "$NNI_OUTPUT_DIR/trial.log" ]; do sleep 0.01; done; cd /; rm -r "$NNI_SYS_DIR"; exit 9'
+    )
     keeper = site.start_keeper(collect_logs=True)
     assert keeper.wait() == 9
     assert [ended.exit_code for ended in site.manager.all_of(TrialEnded)][-1:] == [9]
