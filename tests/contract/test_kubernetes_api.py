@@ -25,7 +25,7 @@ NAMESPACE = os.environ.get("TEST_K8S_NAMESPACE", "default")
 GROUP = "probe.trial-keeper.example"
 KINDS = {"frameworks": "Framework", "tfjobs": "TFJob", "pytorchjobs": "PyTorchJob"}
 FRAMEWORKS = (GROUP, "v1", NAMESPACE, "frameworks")
-WITHIN_S = 20.0
+WITHIN_S = 90.0
 
 
 def a_framework(name, **labels):

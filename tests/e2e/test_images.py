@@ -256,7 +256,7 @@ def test_orphans_are_reaped_while_the_trial_runs_and_none_outlives_it(site, a_ke
     processes = [first, *first.children(recursive=True)]
     site.open_gate("gate")
     assert keeper.wait() == 4
-    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
     assert site.manager.all_of(TrialEnded) == [exit_of(site)]
 
 

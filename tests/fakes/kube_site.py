@@ -22,7 +22,7 @@ from trial_keeper.wire.workspace import Workspace
 
 QUICK = Patience(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
 NAME = "nniexpexpttrialtrial1"
-WITHIN_S = 30
+WITHIN_S = 90
 
 
 class KubeSite:
@@ -96,4 +96,4 @@ def a_site(folder, monkeypatch, runs=None):
 
 def run(work):
     """What a test does on a loop of its own, in time."""
-    asyncio.run(asyncio.wait_for(work, 90))
+    asyncio.run(asyncio.wait_for(work, 150))

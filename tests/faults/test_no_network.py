@@ -276,7 +276,7 @@ class Shown:
 
 
 async def a_trial(engine, service):
-    await asyncio.wait_for(service.submitted.wait(), 20)
+    await asyncio.wait_for(service.submitted.wait(), 90)
     return engine.experiment.trials[service.settings.trial_id]
 
 

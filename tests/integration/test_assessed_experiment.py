@@ -51,7 +51,7 @@ def test_bad_trials_are_stopped_early_the_grid_ends_and_the_next_manager_knows_w
         await engine.restore()
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(restore(), 30))
+    asyncio.run(asyncio.wait_for(restore(), 90))
     assert ignorant.hear(99, 0, (0.5,))
     assert not restored.hear(99, 0, (0.5,))
     assert restored.hear(98, 0, (1.0,))

@@ -158,7 +158,7 @@ async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tu
 
 def play(scenario):
     async def bounded():
-        await asyncio.wait_for(scenario(), 30)
+        await asyncio.wait_for(scenario(), 90)
 
     asyncio.run(bounded())
 

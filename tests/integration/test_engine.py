@@ -26,7 +26,7 @@ NOTHING = "pass\n"
 
 def play(scenario):
     async def bounded():
-        await asyncio.wait_for(scenario(), 30)
+        await asyncio.wait_for(scenario(), 90)
 
     asyncio.run(bounded())
 

@@ -174,7 +174,7 @@ def test_a_disk_that_stays_full_keeps_no_manager_from_its_end(database, tmp_path
         waiting = group.add([row(1)])
         while not group.problem:
             await asyncio.sleep(0)
-        await asyncio.wait_for(group.close(), 20)
+        await asyncio.wait_for(group.close(), 90)
         with pytest.raises(StoreBusy):
             await waiting
 

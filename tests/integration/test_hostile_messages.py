@@ -115,10 +115,10 @@ def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_
                 hostile = admitted(own)
             if data.draw(st.booleans()):
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(engine.commits.add([])), 20)
+                    await asyncio.wait_for(asyncio.shield(engine.commits.add([])), 90)
             assert not engine.failed.is_set()
         honest.receive(Chunk(other_key, Stream.METRICS, len(FRAME), FRAME))
-        await asyncio.wait_for(asyncio.shield(engine.commits.add([])), 20)
+        await asyncio.wait_for(asyncio.shield(engine.commits.add([])), 90)
         assert not engine.failed.is_set()
         trial = engine.experiment.trials[other]
         assert not trial.message

@@ -27,7 +27,7 @@ from nni_manager.training_services.kubernetes.watch import Denied, Gone, Seen, T
 from nni_manager.training_services.patience import Patience
 
 QUICK = Patience(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
-WITHIN_S = 20.0
+WITHIN_S = 90.0
 
 
 @pytest.fixture

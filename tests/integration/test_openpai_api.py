@@ -191,7 +191,7 @@ def test_a_job_with_another_content_type_is_told_which_one_to_send(here):
 
 
 def test_a_body_that_is_too_large_is_refused_by_what_it_says_before_a_byte_of_it_is_there(here):
-    connection = http.client.HTTPConnection(here.address, timeout=10)
+    connection = http.client.HTTPConnection(here.address, timeout=60)
     connection.putrequest("POST", JOBS)
     connection.putheader("Authorization", f"Bearer {here.client().token}")
     connection.putheader("Content-Type", "text/yaml")

@@ -32,7 +32,7 @@ def test_what_is_returned_and_what_is_raised_come_back() -> None:
             await threads.call(open, "/there/is/no/such/file")
         threads.close()
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(play(), 90))
 
 
 def test_a_file_that_hangs_does_not_stop_the_others_and_is_told(
@@ -55,7 +55,7 @@ def test_a_file_that_hangs_does_not_stop_the_others_and_is_told(
         assert await threads.call(int, "7") == 7
         threads.close()
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(play(), 90))
 
 
 def test_a_call_that_nobody_waits_for_any_more_harms_nobody(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_call_that_nobody_waits_for_any_more_harms_nobody(tmp_path: Path) -> N
         assert [await threads.call(int, "2") for _ in range(THREADS * 2)] == [2] * THREADS * 2
         threads.close()
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(play(), 90))
 
 
 def test_a_process_ends_while_the_storage_hangs(tmp_path: Path) -> None:
