@@ -90,6 +90,33 @@ def test_a_log_gets_one_line_per_event_and_none_without(capsys):
     assert err == "WARNING: trial aB3dE failed: exit code 1: ModuleNotFoundError: No module named 'torch'\n"
 
 
+def told_of(capsys, *counts):
+    """What a log is told of these moments, without times: how many ended, and how many ran."""
+    lines = watch._Lines()
+    for each in counts:
+        lines.show(a_summary(counts=each))
+    return [line.split("] ")[1].split(", ")[:2] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_trial_that_takes_the_place_of_another_is_told_together_with_its_end(capsys, monkeypatch):
+    monkeypatch.setattr(watch, "_NEXT_BEGINS_WITHIN_S", 60.0)
+    begins = {"WAITING": 1, "SUCCEEDED": 1}
+    assert told_of(capsys, {"RUNNING": 1}, begins, begins, {"RUNNING": 1, "SUCCEEDED": 1}) == [
+        ["0/20 ended", "1 running"],
+        ["1/20 ended", "1 running"],
+    ]
+
+
+def test_one_that_waits_for_long_is_told_to_run_when_it_does(capsys, monkeypatch):
+    monkeypatch.setattr(watch, "_NEXT_BEGINS_WITHIN_S", 0.0)
+    waits = {"WAITING": 1, "SUCCEEDED": 1}
+    assert told_of(capsys, {"RUNNING": 1}, waits, waits, {"RUNNING": 1, "SUCCEEDED": 1}) == [
+        ["0/20 ended", "1 running"],
+        ["1/20 ended", "0 running"],
+        ["1/20 ended", "1 running"],
+    ]
+
+
 def test_a_warning_stands_beside_the_trial_it_is_about():
     cells = watch.trial_cells(a_trial(state="SUCCEEDED", value=1.0, warning="task worker-1 reports as well"))
     assert cells[-1].endswith("(task worker-1 reports as well)")

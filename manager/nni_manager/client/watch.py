@@ -22,6 +22,8 @@ Document = Mapping[str, Any]
 
 # A screen is redrawn often enough to look alive, and seldom enough to cost nothing.
 REDRAW_EVERY_S = 0.25
+# When a trial has ended the next one mostly begins in a moment, and one line tells both.
+_NEXT_BEGINS_WITHIN_S = 1.0
 _OVER = ("DONE", "ERROR", "STOPPED")
 _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
 _WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
@@ -128,11 +130,13 @@ def why(trial: Document) -> str:
 
 
 class _Lines:
-    """For logs: one line whenever a trial ended, more run than ever before, or the experiment's state changed."""
+    """For logs: one line whenever a trial ended, more run than were shown, or the experiment's state changed."""
 
     def __init__(self) -> None:
-        self._shown: object = None
+        self._shown: tuple[str, int] | None = None
+        self._running_shown = 0
         self._most_running = 0
+        self._news_since_s: float | None = None
         self._told: set[str] = set()
 
     def __enter__(self) -> View:
@@ -156,13 +160,18 @@ class _Lines:
             if problem and problem not in self._told:
                 self._told.add(problem)
                 output.warning(problem.strip().splitlines()[0])
-        # Between the end of one trial and the begin of the next fewer run for a moment, which is no news.
-        self._most_running = max(self._most_running, summary["counts"]["RUNNING"])
-        news = (summary["status"], ended(summary), self._most_running)
-        if news == self._shown:
+        running = summary["counts"]["RUNNING"]
+        self._most_running = max(self._most_running, running)
+        news = (summary["status"], ended(summary))
+        if news == self._shown and running <= self._running_shown:
             return
-        self._shown = news
-        parts = [f"{of_all(summary)} ended", f"{summary['counts']['RUNNING']} running"]
+        if self._news_since_s is None:
+            self._news_since_s = time.monotonic()
+        is_next_to_begin = running < self._most_running and summary["counts"]["WAITING"]
+        if is_next_to_begin and time.monotonic() - self._news_since_s < _NEXT_BEGINS_WITHIN_S:
+            return
+        self._shown, self._running_shown, self._news_since_s = news, running, None
+        parts = [f"{of_all(summary)} ended", f"{running} running"]
         if summary["best"] is not None:
             parts.append(f"best {output.number(summary['best']['value'])} (trial {summary['best']['id']})")
         if left := time_left(summary):
