@@ -209,6 +209,20 @@ ENDINGS = [
     "import helper, sys, importlib\nname = [n for n in sys.modules if n != 'helper'][-1]\ndel sys.modules[name]\n"
     "importlib.import_module(name)\nclass A:\n    def __del__(self):\n        print('of helper')\nhelper.a = A()",
     "import sys\nsys.modules['x'] = None\nsys.modules['y'] = 5\nsys.stdout = None",
+    "import sys, types\nsys.modules['gone'] = types.ModuleType('gone')\nclass A:\n    def __del__(self):\n"
+    "        sys.modules.pop('gone', None)\na = A()\na.a = a\ndel a",
+    "import sys, collections, gc\nsys.modules['x'] = gc\nsys.modules = collections.UserDict(sys.modules)",
+    "import sys, gc, helper\nsys.modules['x'] = gc\nhelper.f = open('kept', 'w')\nhelper.f.write('not flushed')",
+    *(
+        "import helper, sys, importlib\nclass A:\n    def __del__(self):\n        print('of helper')\nhelper.a = A()\n"
+        f"name = [n for n in sys.modules if n != 'helper'][-1]\n{moves}"
+        for moves in (
+            "importlib.reload(sys.modules[name])",
+            "m = sys.modules.pop(name)\nsys.modules[name] = m",
+            "import json\nm = sys.modules.pop('json')\nsys.modules['json'] = m",
+        )
+    ),
+    "import json, _pyio\njson.f = _pyio.open('kept', 'w')\njson.f.write('not flushed')",
     "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",
     "import pickle\nclass A:\n    pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",
     "import __main__\nprint(__main__.__file__, vars(__main__) is globals())",
@@ -592,6 +606,21 @@ def test_trials_outlive_their_interpreter(site):
     assert ended(pid) == 7
 
 
+def test_what_modules_have_started_ends_with_the_interpreter(site):
+    site.write(
+        "import subprocess as s; pid = s.Popen(['sleep', '1000'], start_new_session=True).pid\n"
+        "open(__file__ + '.pid', 'w').write(str(pid))",
+        "starter.py",
+    )
+    environ = CONTAINER | {"PYTHONPATH": str(site.folder)}
+    interpreter = WarmInterpreter(sys.executable, ("starter",), environ)
+    with pytest.raises(
+        WarmStartRefused, match=r"cannot hold starter warm: .* process\(es\) running \(sleep\)"
+    ):
+        interpreter.is_ready(READY_S)
+    assert ended(int((site.folder / "starter.py.pid").read_text())) == -signal.SIGKILL
+
+
 def test_an_interpreter_ends_with_its_keeper(tmp_path):
     keeper = (
         "import os, sys; from trial_keeper.host.warm import WarmInterpreter\n"
@@ -602,22 +631,6 @@ def test_an_interpreter_ends_with_its_keeper(tmp_path):
     ).stdout
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         ended(int(shown))  # it came to this process, which adopts orphans
-
-
-def test_what_modules_have_started_ends_with_the_interpreter(warm_of, site):
-    site.write(
-        "import subprocess as s; pid = s.Popen(['sleep', '1000'], start_new_session=True).pid", "starter.py"
-    )
-    interpreter = warm_of("starter", PYTHONPATH=str(site.folder))
-    site.write("import starter; print(starter.pid)")
-    path = {"environ": CONTAINER | {"PYTHONPATH": str(site.folder)}}
-    _, first, _ = site.warmly(interpreter, **path)
-    _, second, _ = site.warmly(interpreter, **path)
-    assert first == second
-    assert psutil.Process(int(first)).cmdline() == ["sleep", "1000"]
-    interpreter.close()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        assert psutil.Process(int(first)).status() == psutil.STATUS_ZOMBIE, "nobody has waited for it yet"
 
 
 # ---- refusals
@@ -645,6 +658,10 @@ THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daem
         (
             "import socket\nkept = socket.socket()",
             "cannot hold guilty warm: importing it leaves files open (socket:[",
+        ),
+        (
+            "import subprocess\nsubprocess.Popen(['sleep', '1000'])",
+            "cannot hold guilty warm: importing it leaves 1 process(es) running (sleep), which all trials would share",
         ),
         ("raise ValueError('no luck')", "cannot import guilty: ValueError: no luck; "),
         (

@@ -170,3 +170,62 @@ def test_a_tuner_that_learns_has_a_thread_however_quick_it_is(tmp_path, patient)
 
     asked(tmp_path, tuner, play)
     assert tuner.asked_in == [False] * 8
+
+
+def test_a_tuner_that_only_hears_quickly_keeps_its_thread(tmp_path, patient):
+    tuner = Noting()
+    tuner.is_slow = True
+
+    async def play(algorithms):
+        for number in range(3):
+            await algorithms.ask(number)
+            for _ in range(4):
+                await algorithms.tell(number, TrialResult("aB3dE", 1.0, "1.0", True))
+
+    asked(tmp_path, tuner, play)
+    assert tuner.asked_in == [False] * 15
+
+
+def test_a_tuner_that_was_taught_has_to_show_anew_that_it_is_quick(tmp_path, patient):
+    tuner = Noting()
+
+    async def play(algorithms):
+        for number in range(4):
+            await algorithms.ask(number)
+        await algorithms.teach([])
+        for number in range(4, 8):
+            await algorithms.ask(number)
+
+    asked(tmp_path, tuner, play)
+    assert tuner.asked_in == ([False] * 3 + [True]) * 2
+
+
+def test_a_question_that_was_given_up_keeps_the_thread_until_it_is_answered(tmp_path, patient):
+    tuner = Noting()
+
+    async def play(algorithms):
+        waiting = [asyncio.ensure_future(algorithms.ask(number)) for number in (0, 1, 2, WAITS)]
+        await asyncio.gather(*waiting[:3])
+        waiting[3].cancel()
+        following = asyncio.ensure_future(algorithms.ask(4))
+        await asyncio.sleep(0)
+        tuner.may_answer.set()
+        await following
+
+    posted = asked(tmp_path, tuner, play)
+    assert [each.parameters["x"] for each in posted] == [0, 1, 2, 4]
+
+
+def test_a_turn_of_the_loop_has_its_own_moment(tmp_path, patient):
+    tuner = Noting()
+
+    async def play(algorithms):
+        for number in range(3):
+            await algorithms.ask(number)
+        algorithms._took_here_s = 1.0
+        await algorithms.ask(3)
+        algorithms._begin_turn()
+        await algorithms.ask(4)
+
+    asked(tmp_path, tuner, play)
+    assert tuner.asked_in == [False] * 4 + [True]

@@ -430,6 +430,8 @@ class Host:
 
     def _foresee(self, trial_id: str) -> None:
         """Let the next trial's process get ready as far as that can be done without its folder."""
+        if self._current is not None and self._current.key.trial_id == trial_id:
+            return  # it was quicker
         trial = self._foreseen = glimpse_trial(self._workspace, trial_id, self._settings.command)
         folder = self._workspace.attempt(AttemptKey(trial_id, 0, self._task))
         # One that is begun anew, or unpacks its code first, starts without.

@@ -238,13 +238,26 @@ def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int
 
     Found by their environment, or by their session. Processes of other users stay.
     """
+
+    def find() -> set[int]:
+        pids = _all_pids()
+        found = {*marked(sys_dirs, pids), *(pid for pid in pids if sessions and _session_of(pid) in sessions)}
+        return found.union(descendants(found))
+
+    return _end_all(find)
+
+
+def end_below(pid: int) -> None:
+    """Kill what this process has started, and what that has, and wait for it. Processes of other users stay."""
+    _end_all(lambda: descendants((pid,)))
+
+
+def _end_all(find: Callable[[], Iterable[int]]) -> int:
+    """Kill what is found, and wait for it, until nothing more is found; how many processes it was."""
     gives_up_at_s = time.monotonic() + LONGEST_DEATH_S
     ended: set[int] = set()
     while time.monotonic() < gives_up_at_s:
-        pids = _all_pids()
-        found = {*marked(sys_dirs, pids), *(pid for pid in pids if sessions and _session_of(pid) in sessions)}
-        found.update(descendants(found))
-        dying = [pid for pid in found if not _is_dead(pid) and _kill(pid)]
+        dying = [pid for pid in find() if not _is_dead(pid) and _kill(pid)]
         if not dying:
             break
         ended.update(dying)

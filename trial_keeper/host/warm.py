@@ -15,7 +15,7 @@ from typing import Any
 
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.errors import WarmStartRefused
-from trial_keeper.host.process import descendants
+from trial_keeper.host.process import end_below
 
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
@@ -102,6 +102,11 @@ class WarmInterpreter:
     def pid(self) -> int:
         """The interpreter's own process: it is no trial's, so it is spared when a trial is cleaned up."""
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was waited for: its pid is another's by now, or nobody's."""
+        return self._process.returncode is not None
 
     def fileno(self) -> int:
         """A descriptor that is readable when `is_ready` may have changed; -1 after `close`."""
@@ -228,9 +233,7 @@ class WarmInterpreter:
         # Modules may have started processes of their own, in its group or in sessions of theirs. Once it has been waited for,
         # also by somebody who reaps whatever ends, the number could be another's.
         if self._process.poll() is None:
-            for pid in descendants((self._process.pid,)):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            end_below(self._process.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_LONGEST_DEATH_S)

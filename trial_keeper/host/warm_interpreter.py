@@ -1,8 +1,8 @@
 """The interpreter's half of a warm start. The user's own Python runs this file, so it stands alone: standard library, 3.8.
 
 Theory of operation. The keeper starts `python -u warm_main.py DESCRIPTOR module…`, which runs this file. The modules are
-imported, and after each of them the process is looked at: a running thread, an open descriptor or an initialised GPU cannot
-be given to a fork, so the module is refused by name. From then on there is one fork more than there are trials, the spare: it
+imported, and after each of them the process is looked at: a thread, a child, an open descriptor or an initialised GPU cannot be
+given to a fork, so the module is refused by name. From then on there is one fork more than there are trials, the spare: it
 waits on the keeper's channel in the interpreter's place, so that no trial waits for a fork, and as long as nobody wants it
 copies what a trial's start writes to of the memory that they share. It was forked twice, and the process between ended at
 once, so that it is a child of the keeper, which adopts orphans, and the keeper learns the trial's exact end from the kernel.
@@ -131,6 +131,9 @@ def _impurity(channel: socket.socket) -> str | None:
     threads = _threads()
     if threads:
         return f"leaves {len(threads)} thread(s) running ({', '.join(threads)}), which a fork would lack"
+    processes = _processes()
+    if processes:
+        return f"leaves {len(processes)} process(es) running ({', '.join(processes)}), which all trials would share"
     return None
 
 
@@ -169,6 +172,19 @@ def _threads() -> list[str]:
                 names.append(_python_name(int(task)) or file.read().strip())
         except OSError:  # it ended
             continue
+    return names
+
+
+def _processes() -> list[str]:
+    """The names of this process's children, as far as the kernel tells."""
+    names = []
+    with contextlib.suppress(OSError):  # not every kernel does; or one has just ended
+        for task in os.listdir(_TASKS):
+            with open(f"{_TASKS}/{task}/children") as file:
+                children = file.read().split()
+            for pid in children:
+                with open(f"/proc/{pid}/comm") as file:
+                    names.append(file.read().strip())
     return names
 
 
@@ -218,6 +234,7 @@ def _serve() -> tuple[str, Any]:
         reason = _import(name, channel)
         if reason is not None:
             _refuse(channel, reason)
+    _SHARED_IDS.update(map(id, sys.modules.values()))
     # A trial's environment is this one, as it was given, and what its request changes.
     os.environb.clear()
     os.environb.update(environ)
@@ -307,7 +324,7 @@ def _rehearse() -> Iterator[None]:
     del main
     gc.collect()  # before anybody could see what that has left
     yield
-    _last_module()
+    _modules_so_far()
     _are_flushed()
     variables = dict(list(os.environb.items())[:_VARIABLES_REHEARSED])
     json.loads(
@@ -568,9 +585,14 @@ def _end_at_once() -> None:
         if hasattr(sys, name):
             setattr(sys, name, None)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    # io.IOBase knows them all as well, and takes hundreds of times as long to say so.
+    kinds = (_io._IOBase, sys.modules["_pyio"].IOBase) if "_pyio" in sys.modules else _io._IOBase
     # As Python does: what dies with the modules is older then, and a file is flushed before what it writes to is closed.
     gc.collect()
-    left = [weakref.ref(sys.modules.pop(name)) for name in own if type(sys.modules[name]) is type(sys)]
+    gone = [sys.modules.pop(name) for name in own if type(sys.modules.get(name)) is type(sys)]
+    # A shared one may have a second name of the trial's.
+    left = [weakref.ref(module) for module in gone if id(module) not in _SHARED_IDS]
+    del gone
     gc.collect()
     for reference in reversed(left):
         module = reference()
@@ -579,7 +601,7 @@ def _end_at_once() -> None:
             del module
     gc.collect()
     for found in gc.get_objects():
-        if issubclass(type(found), _io._IOBase):  # all that io.IOBase knows of, and hundreds of times as fast
+        if issubclass(type(found), kinds):
             try:
                 if not found.closed:
                     found.flush()
@@ -589,22 +611,25 @@ def _end_at_once() -> None:
         _exit(_exit_code)
 
 
-_last_shared: tuple[str, Any] = ("", None)
+_SHARED_IDS: set[int] = set()
+_shared: tuple[str, Any, int] = ("", None, 0)
 
 
-def _last_module() -> tuple[str, Any]:
-    """Modules stand in the order in which they were imported. To look at each would copy the page that its name lies on."""
+def _modules_so_far() -> tuple[str, Any, int]:
+    """The last one, by the order of their import, and how many there are. To look at each would copy the page of its name."""
     name = next(reversed(sys.modules))
-    return name, sys.modules[name]
+    return name, sys.modules[name], len(sys.modules)
 
 
 def _own_modules() -> list[str] | None:
     """Those that the interpreter has not given the trial, in order; None where that cannot be told any more."""
-    last, last_module = _last_shared
-    if sys.modules.get(last) is not last_module:
+    last, module, count = _shared
+    if type(sys.modules) is not dict or sys.modules.get(last) is not module:
         return None
-    newest_first = itertools.takewhile(lambda name: name != last, reversed(sys.modules))
-    return [*(["__main__"] if "__main__" in sys.modules else []), *reversed(list(newest_first))]
+    newest_first = list(itertools.takewhile(lambda name: name != last, reversed(sys.modules)))
+    if len(sys.modules) - len(newest_first) != count:
+        return None  # one of them was removed, or was imported anew and stands elsewhere
+    return [*(["__main__"] if "__main__" in sys.modules else []), *reversed(newest_first)]
 
 
 def _are_flushed() -> bool:
@@ -639,7 +664,7 @@ def _code_of(error: BaseException) -> int | None:
 if __name__ == "__main__":
     _own_code = sys._getframe().f_code  # kept: to let go of it would copy what it holds
     _script, _program = _serve()
-    _last_shared = _last_module()
+    _shared = _modules_so_far()
     _path = _fresh_main(_script)
     try:
         # No name of this file's for the namespace: it would keep the script's objects from being deleted at the end.

@@ -31,7 +31,8 @@ class WarmStarts:
     @property
     def spared(self) -> tuple[int, ...]:
         """The processes among the keeper's children that are no trial's."""
-        return () if self._interpreter is None else (self._interpreter.pid,)
+        interpreter = self._interpreter
+        return () if interpreter is None or interpreter.has_ended else (interpreter.pid,)
 
     def prepare(self, command: str) -> None:
         """Let an interpreter for this command import the modules, if there is none yet. Returns at once."""

@@ -11,7 +11,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -63,9 +63,11 @@ class Algorithms:
         self._to_assess: dict[tuple[str, int], list[float]] = {}
         """What each attempt of a trial has reported and the assessor has not heard yet."""
         self._quick_answers = 0
-        """How many answers of the tuner in a row took a moment only."""
-        self._asked_in_thread = 0
-        """Questions that its thread has not answered yet."""
+        """How many proposals of the tuner in a row took a moment only."""
+        self._took_here_s = 0.0
+        """For how long the tuner has been asked on the loop, in this turn of it."""
+        self._in_thread: list[Future[Any]] = []
+        """What its thread was asked; some of it is answered."""
         self._tuner_failed: Exception | None = None
         """Why it could not be rebuilt."""
         self._assessor_failed: Exception | None = None
@@ -89,7 +91,7 @@ class Algorithms:
         when it is asked first: trials that run are heard meanwhile.
         """
         try:
-            await self._in_tuner_thread(self._proposer.restore, trials, known)
+            await self._change(self._proposer.restore, trials, known)
         except UserMistake as error:
             self._tuner_failed = error
         if self._assessment is not None:
@@ -113,7 +115,9 @@ class Algorithms:
             self._note_tuner_failure(self._tuner_failed, was_asked=True)
             return
         try:
-            suggestion: Suggestion | Later | None = await self._answer(self._proposer.ask, sequence_id)
+            suggestion: Suggestion | Later | None = await self._answer(
+                self._proposer.ask, sequence_id, is_proposal=True
+            )
         except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
             self._note_tuner_failure(error, was_asked=True)
             return
@@ -143,7 +147,7 @@ class Algorithms:
         if self._tuner_failed is not None:
             return 0  # as above
         try:
-            return int(await self._in_tuner_thread(self._proposer.import_results, results))
+            return int(await self._change(self._proposer.import_results, results))
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
             return 0
@@ -156,7 +160,7 @@ class Algorithms:
         See `Proposer.change_space`.
         """
         try:
-            await self._in_tuner_thread(self._proposer.change_space, config, known, over)
+            await self._change(self._proposer.change_space, config, known, over)
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
             return False
@@ -221,20 +225,46 @@ class Algorithms:
             )
         )
 
-    async def _answer(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the tuner answers, here if it has shown that it is quick."""
-        is_quick = not self.learns and self._quick_answers >= _QUICK_ANSWERS and not self._asked_in_thread
+    async def _answer(self, function: Callable[..., Any], *arguments: Any, is_proposal: bool = False) -> Any:
+        """What the tuner answers; asked here if it has shown that it is quick, and has not held up the loop for a moment.
+
+        That it hears of results in no time says nothing of its proposals.
+        """
         ask = partial(_timed, function, *arguments)
-        answer, took_s = ask() if is_quick else await self._in_tuner_thread(ask)
-        self._quick_answers = self._quick_answers + 1 if took_s < _MOMENT_S else 0
+        if self._is_quick and not self._is_in_thread and self._took_here_s < _MOMENT_S:
+            if not self._took_here_s:
+                asyncio.get_running_loop().call_soon(self._begin_turn)
+            answer, took_s = ask()
+            self._took_here_s += took_s
+        else:
+            answer, took_s = await self._in_tuner_thread(ask)
+        if took_s > _MOMENT_S:
+            self._quick_answers = 0
+        elif is_proposal:
+            self._quick_answers += 1
         return answer
 
-    async def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        self._asked_in_thread += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._tuner_thread, function, *arguments)
-        finally:
-            self._asked_in_thread -= 1
+    def _begin_turn(self) -> None:
+        self._took_here_s = 0.0
+
+    @property
+    def _is_quick(self) -> bool:
+        return not self.learns and self._quick_answers >= _QUICK_ANSWERS
+
+    @property
+    def _is_in_thread(self) -> bool:
+        """Whether the tuner's thread has anything to do. That its asker was cancelled does not end what is under way."""
+        return not all(asked.done() for asked in self._in_thread)
+
+    def _change(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
+        """Let the tuner become another, of which it is not known how quick it is."""
+        self._quick_answers = 0
+        return self._in_tuner_thread(function, *arguments)
+
+    def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
+        asked = self._tuner_thread.submit(function, *arguments)
+        self._in_thread = [*(each for each in self._in_thread if not each.done()), asked]
+        return asyncio.wrap_future(asked)
 
 
 def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:

@@ -64,7 +64,7 @@ class PastTrial:
 
 
 class Tuner(ABC):
-    """Proposes parameters and learns from results. Used from one thread only; does no I/O."""
+    """Proposes parameters and learns from results. Used by one thread at a time; does no I/O."""
 
     learns: bool = True
     """Whether what it proposes depends on results. If not, it may be asked before they are known."""

@@ -21,7 +21,7 @@ _REVISION = "search space revision"
 
 
 class Proposer:
-    """The tuner of now, and the trials that it and those before it have under way. Used from one thread only."""
+    """The tuner of now, and the trials that it and those before it have under way. Used by one thread at a time."""
 
     def __init__(self, config: ExperimentConfig, make: Callable[[ExperimentConfig], Tuner]) -> None:
         """`make` makes a fresh tuner over the search space of a configuration."""
