@@ -75,11 +75,9 @@ def test_what_was_given_ahead_follows_in_its_order() -> None:
         jobs.give_ahead(job, f"t{number}")
     assert jobs.next_with_room(MOST_AHEAD) is None
     jobs.free("env-0", "t0")
-    following = [f"t{number}" for number in range(1, MOST_AHEAD + 1)]
-    assert job.trial_ids == tuple(following)
+    assert job.trial_ids == ("t1", "t2", "t3")
     jobs.free("env-0", "t2")
-    following.remove("t2")
-    assert job.trial_ids == tuple(following)
+    assert job.trial_ids == ("t1", "t3")
 
 
 def test_an_id_is_never_used_twice_also_after_a_restart() -> None:

@@ -502,17 +502,6 @@ def test_of_trials_that_are_very_short_a_job_is_given_some_ahead_and_begins_them
     assert play.submitted == ["env-0"]
 
 
-@pytest.mark.parametrize(("lasted_s", "follow"), [(0.05, 12), (0.5, 3), (5.0, 1), (90.0, 0)])
-def test_the_shorter_trials_are_the_more_of_them_are_given_ahead(lasted_s: float, follow: int) -> None:
-    play = Play(max_trials=30, looks_ahead=True)
-    play.idle()
-    play.start("t0")
-    play.end("t0", at_s=10.0 + lasted_s)
-    play.deliver("t0")
-    play.idle()
-    assert [given[1] for given in play.given] == [f"t{number}" for number in range(1 + 1 + follow)]
-
-
 def test_what_was_given_ahead_goes_to_whoever_is_idle_when_its_job_is_gone_and_keeps_its_order() -> None:
     play = Play(max_trials=9, looks_ahead=True)
     play.idle()

@@ -5,7 +5,6 @@ It is encrypted where manager.json names a certificate, and then opens to the ow
 
 import asyncio
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -59,11 +58,6 @@ _REFUSALS = (
 # while its disk hangs, so with 1,000 of them larger ones would be most of its memory.
 MESSAGES_AT_ONCE = 64
 BYTES_AT_ONCE = 256 * 1024
-# For so long what is to be told is gathered, from one message of the stream to the next, while nobody waits for it: trials that
-# are over in a moment would each cost keeper and manager several of them.
-GATHER_S = 0.03
-# Of metrics: who writes so many in a moment has more, and waits for room.
-_MUCH_BYTES = 16 * 1024
 
 
 def _size_of(message: KeeperMessage) -> int:
@@ -82,9 +76,6 @@ class _Outgoing:
         self._urgent: deque[KeeperMessage] = deque()
         self._logs: deque[Chunk] = deque()
         self._has_news = asyncio.Event()
-        self._may_gather = False
-        self._must_not_wait = asyncio.Event()
-        self._taken_at_s = -math.inf
         self._burst_began_s = 0.0
         self._burst_bytes = 0
 
@@ -103,18 +94,6 @@ class _Outgoing:
         else:
             self._urgent.append(message)
         self._has_news.set()
-        if self._may_gather and self._is_much():
-            self._must_not_wait.set()
-
-    def gather(self, *, may_gather: bool) -> None:
-        """Whether what is put here may wait a moment for more, from now on."""
-        self._may_gather = may_gather
-        if not may_gather:
-            self._must_not_wait.set()
-
-    def _is_much(self) -> bool:
-        waiting = len(self._urgent) + len(self._logs)
-        return waiting >= MESSAGES_AT_ONCE or any(_size_of(each) >= _MUCH_BYTES for each in self._urgent)
 
     def begin_burst(self) -> None:
         """Logs are paced from now on, or no more: what went before does not count."""
@@ -123,39 +102,24 @@ class _Outgoing:
 
     async def take(self) -> KeeperMessage:
         """The next message, once there is one. Nothing is lost when the caller is cancelled."""
-        while self._next() is None:
+        while not self._urgent:
+            rest_s = self._rest_s()
+            if self._logs and rest_s <= 0:
+                return self._take_log()
             self._has_news.clear()
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), self._rest_s() if self._logs else None)
-        await self._gathered()
-        self._taken_at_s = time.monotonic()
-        return self._pop()
-
-    async def _gathered(self) -> None:
-        """Return once the next message of the stream may go."""
-        left_s = self._taken_at_s + GATHER_S - time.monotonic()
-        if self._may_gather and left_s > 0 and not self._is_much():
-            self._must_not_wait.clear()
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._must_not_wait.wait(), left_s)
+                await asyncio.wait_for(self._has_news.wait(), rest_s if self._logs else None)
+        return self._urgent.popleft()
 
     def take_more(self, taken_bytes: int) -> list[KeeperMessage]:
-        """What fits into one message of the stream with what was taken: all that is urgent as well, then logs that may go."""
+        """What is urgent as well and fits into one message of the stream with what was taken."""
         more: list[KeeperMessage] = []
-        while 1 + len(more) < MESSAGES_AT_ONCE and (following := self._next()) is not None:
-            taken_bytes += _size_of(following)
+        while self._urgent and 1 + len(more) < MESSAGES_AT_ONCE:
+            taken_bytes += _size_of(self._urgent[0])
             if taken_bytes > BYTES_AT_ONCE:
                 break
-            more.append(self._pop())
+            more.append(self._urgent.popleft())
         return more
-
-    def _next(self) -> KeeperMessage | None:
-        if self._urgent:
-            return self._urgent[0]
-        return self._logs[0] if self._logs and self._rest_s() <= 0 else None
-
-    def _pop(self) -> KeeperMessage:
-        return self._urgent.popleft() if self._urgent else self._take_log()
 
     def _rest_s(self) -> float:
         if self._burst_bytes < LOG_BURST_BYTES or not self._logs_are_paced():
@@ -187,10 +151,6 @@ class ManagerLink:
         """Whether logs go no faster than a running trial can spare, or as fast as they can: nothing runs that it could cost."""
         self._logs_are_paced = are_paced
         self._outgoing.begin_burst()
-
-    def gather(self, *, may_gather: bool) -> None:
-        """Whether what is sent may wait a moment for more, from now on: nobody waits for an answer."""
-        self._outgoing.gather(may_gather=may_gather)
 
     def open(self, hello: Hello) -> None:
         """Connect in the background; a try that is still under way is given up."""
