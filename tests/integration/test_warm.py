@@ -621,6 +621,16 @@ def test_what_modules_have_started_ends_with_the_interpreter(site):
     assert ended(int((site.folder / "starter.py.pid").read_text())) == -signal.SIGKILL
 
 
+def test_a_process_that_has_ended_or_is_about_to_keeps_no_module_out(warm_of, site):
+    site.write(
+        "import subprocess\nended = subprocess.Popen(['true'])\nending = subprocess.Popen(['sleep', '0.05'])",
+        "probing.py",
+    )
+    site.write("import probing; print(probing.ended.pid > 0)")
+    path = {"PYTHONPATH": str(site.folder)}
+    assert site.warmly(warm_of("probing", **path), environ=CONTAINER | path) == (0, "True\n", "")
+
+
 def test_an_interpreter_ends_with_its_keeper(tmp_path):
     keeper = (
         "import os, sys; from trial_keeper.host.warm import WarmInterpreter\n"

@@ -200,6 +200,20 @@ def test_a_tuner_that_was_taught_has_to_show_anew_that_it_is_quick(tmp_path, pat
     assert tuner.asked_in == ([False] * 3 + [True]) * 2
 
 
+def test_what_a_tuner_was_asked_before_it_was_taught_says_nothing_of_it_after(tmp_path, patient):
+    tuner = Noting()
+
+    async def play(algorithms):
+        asking = [asyncio.ensure_future(algorithms.ask(number)) for number in range(4)]
+        await asyncio.sleep(0)  # all are in the thread
+        await algorithms.teach([])
+        await asyncio.gather(*asking)
+        await algorithms.ask(4)
+
+    asked(tmp_path, tuner, play)
+    assert tuner.asked_in == [False] * 5
+
+
 def test_a_question_that_was_given_up_keeps_the_thread_until_it_is_answered(tmp_path, patient):
     tuner = Noting()
 

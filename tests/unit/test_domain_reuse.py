@@ -502,6 +502,22 @@ def test_of_trials_that_are_very_short_a_job_is_given_some_ahead_and_begins_them
     assert play.submitted == ["env-0"]
 
 
+def test_a_trial_that_fails_at_once_says_nothing_of_how_long_others_last() -> None:
+    play = Play(max_trials=9, looks_ahead=True)
+    play.idle()
+    for number in range(2):
+        play.start(f"t{number}")
+        play.end(f"t{number}", at_s=10.02, well=False)
+        play.deliver(f"t{number}")
+        play.idle()
+    assert [given[1] for given in play.given] == ["t0", "t1", "t2"]
+    play.start("t2")
+    play.end("t2", at_s=10.02)
+    play.deliver("t2")
+    play.idle()
+    assert [given[1] for given in play.given] == [f"t{number}" for number in range(7)]
+
+
 def test_what_was_given_ahead_goes_to_whoever_is_idle_when_its_job_is_gone_and_keeps_its_order() -> None:
     play = Play(max_trials=9, looks_ahead=True)
     play.idle()

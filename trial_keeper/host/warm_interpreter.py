@@ -176,15 +176,27 @@ def _threads() -> list[str]:
 
 
 def _processes() -> list[str]:
-    """The names of this process's children, as far as the kernel tells."""
+    """The names of this process's children that have not ended, as far as the kernel tells."""
+    deadline_s = time.monotonic() + _LONGEST_FORGETTING_S
+    while True:
+        names = _children()
+        if not names or time.monotonic() > deadline_s:  # one that is about to end may do so
+            return names
+        time.sleep(0.001)
+
+
+def _children() -> list[str]:
     names = []
-    with contextlib.suppress(OSError):  # not every kernel does; or one has just ended
-        for task in os.listdir(_TASKS):
+    for task in os.listdir(_TASKS):
+        with contextlib.suppress(OSError):  # not every kernel tells
             with open(f"{_TASKS}/{task}/children") as file:
                 children = file.read().split()
             for pid in children:
-                with open(f"/proc/{pid}/comm") as file:
-                    names.append(file.read().strip())
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+                    # The name stands in brackets and may hold anything. Source: proc_pid_stat(5).
+                    name, _, rest = file.read().partition(" (")[2].rpartition(") ")
+                    if rest[:1] not in ("Z", "X"):
+                        names.append(name)
     return names
 
 

@@ -164,6 +164,7 @@ class _Lines:
         self._most_running = max(self._most_running, running)
         news = (summary["status"], ended(summary))
         if news == self._shown and running <= self._running_shown:
+            self._news_since_s = None
             return
         if self._news_since_s is None:
             self._news_since_s = time.monotonic()

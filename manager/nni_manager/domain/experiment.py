@@ -794,7 +794,9 @@ class Experiment:
             self.jobs.free(trial.job_id, trial.trial_id)
             if trial.ended is not None and trial.started_at_s is not None and trial.ended_at_s is not None:
                 lasted_s = trial.ended_at_s - trial.started_at_s
-                self._ahead = MOST_AHEAD if lasted_s < _VERY_SHORT_TRIAL_S else int(lasted_s < _SHORT_TRIAL_S)
+                most = MOST_AHEAD if lasted_s < _VERY_SHORT_TRIAL_S else int(lasted_s < _SHORT_TRIAL_S)
+                # One that failed at once says nothing of how long the others last.
+                self._ahead = most if trial.state is TrialState.SUCCEEDED else min(most, self._ahead)
         elif (job := self.jobs.live.get(trial.job_id)) is not None:
             self.silence.broken(job.job_id)
             self.jobs.dismiss(job)  # its keeper ends by itself

@@ -256,10 +256,12 @@ class Algorithms:
         """Whether the tuner's thread has anything to do. That its asker was cancelled does not end what is under way."""
         return not all(asked.done() for asked in self._in_thread)
 
-    def _change(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
+    async def _change(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Let the tuner become another, of which it is not known how quick it is."""
-        self._quick_answers = 0
-        return self._in_tuner_thread(function, *arguments)
+        try:
+            return await self._in_tuner_thread(function, *arguments)
+        finally:
+            self._quick_answers = 0  # only now: what it was asked before counts for the tuner of before
 
     def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
         asked = self._tuner_thread.submit(function, *arguments)
