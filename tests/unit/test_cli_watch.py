@@ -98,21 +98,17 @@ def told_of(capsys, *counts):
     return [line.split("] ")[1].split(", ")[:2] for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_trial_that_takes_the_place_of_another_is_told_together_with_its_end(capsys, monkeypatch):
-    monkeypatch.setattr(watch, "_NEXT_BEGINS_WITHIN_S", 60.0)
-    begins = {"WAITING": 1, "SUCCEEDED": 1}
-    assert told_of(capsys, {"RUNNING": 1}, begins, begins, {"RUNNING": 1, "SUCCEEDED": 1}) == [
-        ["0/20 ended", "1 running"],
-        ["1/20 ended", "1 running"],
-    ]
-
-
-def test_one_that_waits_for_long_is_told_to_run_when_it_does(capsys, monkeypatch):
-    monkeypatch.setattr(watch, "_NEXT_BEGINS_WITHIN_S", 0.0)
+@pytest.mark.parametrize(
+    ("within_s", "between"),
+    [(60.0, []), (0.0, [["1/20 ended", "0 running"]])],
+    ids=["it begins in a moment", "it waits for long"],
+)
+def test_a_trial_that_takes_the_place_of_another_is_told_to_run(capsys, monkeypatch, within_s, between):
+    monkeypatch.setattr(watch, "_NEXT_BEGINS_WITHIN_S", within_s)
     waits = {"WAITING": 1, "SUCCEEDED": 1}
     assert told_of(capsys, {"RUNNING": 1}, waits, waits, {"RUNNING": 1, "SUCCEEDED": 1}) == [
         ["0/20 ended", "1 running"],
-        ["1/20 ended", "0 running"],
+        *between,
         ["1/20 ended", "1 running"],
     ]
 

@@ -221,7 +221,9 @@ class WarmInterpreter:
         self._dismiss(None)
 
     def close(self) -> None:
-        """End the interpreter. Trials go on: they are not its children."""
+        """End the interpreter, and what its modules have started. Trials go on: they are not its children."""
+        if self._process.poll() is None:
+            end_below(self._process.pid)  # first: when the channel is closed it ends by itself
         self._channel.close()
         self._asked = None
         self._dismiss(None)
@@ -230,10 +232,8 @@ class WarmInterpreter:
             with contextlib.suppress(OSError):  # it has ended, or will not be stopped by this either
                 self._leaving.recv(1)
             self._forget_leaving()
-        # Modules may have started processes of their own, in its group or in sessions of theirs. Once it has been waited for,
-        # also by somebody who reaps whatever ends, the number could be another's.
+        # Once it has been waited for, also by somebody who reaps whatever ends, the number could be another's.
         if self._process.poll() is None:
-            end_below(self._process.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_LONGEST_DEATH_S)

@@ -355,8 +355,10 @@ def _rehearse_until_called(channel: socket.socket, steps: Iterator[None]) -> Non
 
 
 def _refuse(channel: socket.socket, text: str) -> NoReturn:
+    """Say so, and stay until the keeper has ended what the modules have started: it finds that below this process."""
     _send(channel, refused=text)
-    os._exit(1)
+    while True:
+        _exactly(channel, 1)  # ends the process once the keeper lets go
 
 
 def _late_impurity() -> str | None:
