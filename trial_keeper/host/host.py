@@ -307,10 +307,13 @@ class Host:
         now_s = time.monotonic()
         if now_s < self._shared_memory_at_s + longest_ago_s:
             return self._shared_memory
+        before = self._memory.pids()
         known = {os.getpid(), *ancestors(), *descendants((os.getpid(),))}
         if self._guard is not None:
             known.add(self._guard.pid)
-        self._shared_memory_at_s, self._shared_memory = now_s, not self._memory.pids() <= known
+        # Who came or went meanwhile may be the trial's own: a shell that has just begun starts its command.
+        others = before & (self._memory.pids() - known)
+        self._shared_memory_at_s, self._shared_memory = now_s, bool(others)
         return self._shared_memory
 
     @property
