@@ -525,6 +525,50 @@ def test_a_script_that_changed_since_it_was_prepared_runs_as_it_is_now(warm, sit
     assert said == site.plainly(sys.executable)
 
 
+# Whether its code is the one that the interpreter holds.
+HOLDS = """
+import sys
+frame = sys._getframe()
+print({}, frame.f_back.f_globals["_held"].code is frame.f_code, frame.f_code.co_filename)
+"""
+
+
+def runs_of(site, interpreter, script="train.py"):
+    status, said, errors = site.warmly(interpreter, script=script)
+    assert (status, errors) == (0, "")
+    number, is_held, path = said.split()
+    assert path == str(site.folder / script)
+    return int(number), is_held == "True"
+
+
+def test_a_script_that_runs_again_and_again_is_compiled_once_as_long_as_it_stays_as_it_is(warm_of, site):
+    interpreter = warm_of("json")
+    site.write(HOLDS.format(1))
+    assert [runs_of(site, interpreter) for _ in range(4)] == [(1, False), (1, False), (1, True), (1, True)]
+    site.write(HOLDS.format(2))
+    assert [runs_of(site, interpreter)[0] for _ in range(3)] == [2, 2, 2]
+    assert runs_of(site, interpreter) == (2, True)
+
+
+def test_scripts_that_take_turns_are_each_run(warm_of, site):
+    interpreter = warm_of("json")
+    for number in (1, 2):
+        site.write(HOLDS.format(number), f"{number}.py")
+    for _ in range(3):
+        assert [runs_of(site, interpreter, f"{number}.py") for number in (1, 2)] == [(1, False), (2, False)]
+
+
+def test_a_script_that_is_run_again_and_again_and_goes_is_missed(warm_of, site):
+    interpreter = warm_of("json")
+    for _ in range(3):
+        site.write("import os; os.unlink('train.py')")
+        assert site.warmly(interpreter) == (0, "", "")
+    with pytest.raises(WarmStartRefused, match=r"train\.py"):
+        site.warmly(interpreter)
+    site.write("print('there')")
+    assert site.warmly(interpreter) == (0, "there\n", "")
+
+
 def test_what_compiling_a_script_says_comes_from_the_trial_and_once(warm_of, site):
     interpreter = warm_of("random")
     site.write("print(1 is 1)")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import marshal
 import os
 import select
 import signal
@@ -19,6 +20,8 @@ from trial_keeper.host.process import end_below
 
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
+# Every Python 3 reads it.
+_MARSHAL_VERSION = 2
 # A fork of a process with gigabytes takes a second on a busy machine; one that takes this long is stuck.
 _LONGEST_START_S = 30.0
 _LONGEST_DEATH_S = 5.0
@@ -277,7 +280,7 @@ class WarmInterpreter:
         return bool(poll.poll(timeout_s * 1e3))
 
     def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        data = json.dumps(message).encode("ascii")
+        data = marshal.dumps(message, _MARSHAL_VERSION)
         data = len(data).to_bytes(_HEADER_BYTES, "big") + data
         try:
             self._channel.settimeout(_LONGEST_START_S)
@@ -331,17 +334,13 @@ def _request(start: WarmStart, given: Mapping[str, str]) -> dict[str, Any]:
         name: value for name, value in environ.items() if given.get(name) != value or name in _SET_BY_SHELLS
     }
     return {
-        "argv": [_text(word) for word in argv],
-        "orig_argv": [_text(word) for word in (command.python, *flags, *argv)],
-        "cwd": _text(start.cwd),
-        "environ": {_text(name): _text(value) for name, value in changed.items()},
-        "unset": [_text(name) for name in (*given, *_SET_BY_SHELLS) if name not in environ],
+        "argv": [os.fsencode(word) for word in argv],
+        "orig_argv": [os.fsencode(word) for word in (command.python, *flags, *argv)],
+        "cwd": os.fsencode(start.cwd),
+        "environ": {os.fsencode(name): os.fsencode(value) for name, value in changed.items()},
+        "unset": [os.fsencode(name) for name in (*given, *_SET_BY_SHELLS) if name not in environ],
         "is_unbuffered": command.is_unbuffered or bool(environ.get(_SET_BY_FORK)),
     }
-
-
-def _text(value: str) -> str:
-    return os.fsencode(value).decode("latin-1")
 
 
 def _is_own_child(pid: int) -> bool:

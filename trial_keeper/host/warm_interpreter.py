@@ -11,10 +11,13 @@ keeper's word, with which come stdout and stderr; then `_serve` returns in it: t
 lines, and its end is the interpreter's own end, with all that Python does then (SystemExit, tracebacks, threads, atexit,
 unflushed files). The interpreter forks the next.
 
-On the channel each message is four bytes of length and a JSON object. To the keeper: `importing` (a module), `ready`,
-`refused` (a text; `died` is the pid of a spare that is the reason), `prepared` (a pid). From the keeper: one request per
-trial, with one descriptor: the socket over which comes the keeper's word, a byte with the descriptors of stdout and stderr. A
-byte comes back once the trial has a session of its own. Text that came from bytes is in Latin-1, a character a byte.
+On the channel each message is four bytes of length and what they count. To the keeper a JSON object: `importing` (a module),
+`ready`, `refused` (a text; `died` is the pid of a spare that is the reason), `prepared` (a pid). From the keeper a dictionary,
+marshalled, because that costs a fork half as many pages as JSON does: one request per trial, with one descriptor: the
+socket over which comes the keeper's word, a byte with the descriptors of stdout and stderr. A byte comes back once the trial has
+a session of its own. The keeper trusts nothing that comes from here to be more than JSON: these are the user's modules.
+
+A script that is run again and again is compiled in the interpreter, and its forks have the code from their beginning.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ import gc  # noqa: E402
 import io  # noqa: E402
 import itertools  # noqa: E402
 import json  # noqa: E402
+import marshal  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
@@ -59,8 +63,6 @@ _LONGEST_FORGETTING_S = 0.5
 _HEADER_BYTES = 4
 # With the keeper's word; with a request there is one.
 _DESCRIPTORS = 2
-# What a spare tells the interpreter on its way: its number when it has a request, and this.
-_HAS_ANSWERED = b"a"
 # What a trial tells the keeper: it is in a session of its own.
 _HAS_LEFT = b"l"
 # One may be killed for its memory; when so many are, one after the other, there is a reason that stays.
@@ -82,7 +84,8 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """The next request. Ends the process when the keeper is gone: that is how it learns so."""
     data, descriptors = _receive_descriptors(channel, _HEADER_BYTES)
     data += _exactly(channel, _HEADER_BYTES - len(data))
-    return json.loads(_exactly(channel, int.from_bytes(data, "big"))), descriptors
+    data = _exactly(channel, int.from_bytes(data, "big"))
+    return marshal.loads(data), descriptors  # noqa: S302 - the keeper has written it
 
 
 def _receive_descriptors(channel: socket.socket, size: int) -> tuple[bytes, list[int]]:
@@ -233,6 +236,45 @@ def _serve() -> tuple[str, Any]:
     channel.set_inheritable(False)
     names = sys.argv[2:]
     del sys.argv[1:]
+    _become_ready(channel, names)
+    _send(channel, ready=sys.executable)
+    deaths = 0
+    while True:
+        found = _late_impurity()
+        if found is not None:
+            _refuse_next(
+                channel, f"cannot start a trial warm: the interpreter {found}; it is started plainly"
+            )
+            continue
+        news, tell = os.pipe()
+        problem = _fork_twice()
+        if problem is None:
+            os.close(news)
+            return _become(channel, tell)
+        os.close(tell)
+        with open(news, "rb") as file:
+            told = file.read()  # to its end: the spare is a trial now, or dead
+        number, _, answer = told.partition(b"\0")
+        deaths = 0 if told else deaths + 1
+        if _is_closed(channel):
+            os._exit(0)
+        if problem:
+            _refuse_next(channel, problem)
+        elif answer:
+            _held.note_compiled(os.fsdecode(answer.rstrip(b"\0")))
+        elif told:
+            # The keeper knows whether that one had answered, and was killed before it could tell so here.
+            text = "cannot start a trial warm: its fork died at once; it is started plainly"
+            _send(channel, refused=text, died=int(number))
+        elif deaths >= _MOST_DEATHS:
+            _refuse_next(
+                channel,
+                f"cannot start a trial warm: {deaths} forks of the interpreter died while they waited; it is started plainly",
+            )
+
+
+def _become_ready(channel: socket.socket, names: list[str]) -> None:
+    """Import the modules, and do what only the first fork would find undone."""
     environ = dict(os.environb)
     if sys.version_info < (3, 8):  # noqa: UP036 - this is where an older one is told
         _refuse(
@@ -258,37 +300,6 @@ def _serve() -> tuple[str, Any]:
         continue
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page with an object on it
-    _send(channel, ready=sys.executable)
-    deaths = 0
-    while True:
-        found = _late_impurity()
-        if found is not None:
-            _refuse_next(
-                channel, f"cannot start a trial warm: the interpreter {found}; it is started plainly"
-            )
-            continue
-        news, tell = os.pipe()
-        problem = _fork_twice()
-        if problem is None:
-            os.close(news)
-            return _become(channel, tell)
-        os.close(tell)
-        with open(news, "rb") as file:
-            told = file.read()  # to its end: the spare is a trial now, or dead
-        deaths = 0 if told else deaths + 1
-        if _is_closed(channel):
-            os._exit(0)
-        if problem:
-            _refuse_next(channel, problem)
-        elif told and not told.endswith(_HAS_ANSWERED):
-            # The keeper knows whether that one had answered, and was killed before it could tell so here.
-            text = "cannot start a trial warm: its fork died at once; it is started plainly"
-            _send(channel, refused=text, died=int(told))
-        elif deaths >= _MOST_DEATHS:
-            _refuse_next(
-                channel,
-                f"cannot start a trial warm: {deaths} forks of the interpreter died while they waited; it is started plainly",
-            )
 
 
 def _refuse_next(channel: socket.socket, text: str) -> None:
@@ -339,9 +350,7 @@ def _rehearse() -> Iterator[None]:
     _modules_so_far()
     _are_flushed()
     variables = dict(list(os.environb.items())[:_VARIABLES_REHEARSED])
-    json.loads(
-        json.dumps({name.decode("latin-1"): value.decode("latin-1") for name, value in variables.items()})
-    )
+    marshal.loads(marshal.dumps(variables))  # noqa: S302 - as above
     os.environb.update(variables)
     yield
     with contextlib.suppress(OSError):  # the trial that runs may remove the folder
@@ -405,18 +414,19 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     steps = _rehearse()
     _rehearse_until_called(channel, steps)
     request, (descriptor,) = _receive(channel)
-    _tell(tell, str(os.getpid()).encode())
+    _tell(tell, b"%d\0" % os.getpid())
     word = socket.socket(fileno=descriptor)
     message: dict[str, Any] = {"prepared": os.getpid()}
     script, source, code = "", b"", None
     try:
         script, source = _set_up(request)
-        code = _compiled(script, source)
+        code = _program_of(_path_of(script), source)
     except OSError as error:
         message["refused"] = f"cannot start a trial warm: {error}; it is started plainly"
     _send(channel, **message)
     channel.close()
-    _tell(tell, _HAS_ANSWERED)
+    is_new = code is not None and code is not _held.code
+    _tell(tell, os.fsencode(_path_of(script) if is_new else "") + b"\0")
     _rehearse_until_called(word, steps)
     # Nothing comes when the keeper is gone or has no use for this one any more: then nobody expects this trial.
     said, descriptors = _receive_descriptors(word, 1)
@@ -427,7 +437,7 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     _tell(word.fileno(), _HAS_LEFT)
     word.close()
     _take_stdio(descriptors, is_buffered=not request["is_unbuffered"])
-    os.chdir(_bytes(request["cwd"]))  # the trial before may have made it anew
+    os.chdir(request["cwd"])  # the trial before may have made it anew
     program = _up_to_date(script, source, code)
     os.close(tell)  # only now the next spare is forked: this trial comes first
     return script, program
@@ -444,14 +454,14 @@ def _set_up(request: dict[str, Any]) -> tuple[str, bytes]:
     os.dup2(stdin, 0)
     os.close(stdin)
     previous = os.getcwd()
-    os.chdir(_bytes(request["cwd"]))
+    os.chdir(request["cwd"])
     for name in request["unset"]:
-        os.environb.pop(_bytes(name), None)
+        os.environb.pop(name, None)
     for name, value in request["environ"].items():
-        os.environb[_bytes(name)] = _bytes(value)
-    sys.argv[:] = [os.fsdecode(_bytes(word)) for word in request["argv"]]
+        os.environb[name] = value
+    sys.argv[:] = map(os.fsdecode, request["argv"])
     if sys.version_info >= (3, 10):
-        sys.orig_argv = [os.fsdecode(_bytes(word)) for word in request["orig_argv"]]
+        sys.orig_argv = [os.fsdecode(word) for word in request["orig_argv"]]
     script = sys.argv[0]
     _set_path(script, previous)
     for module in ("random", "numpy.random"):
@@ -470,12 +480,35 @@ def _path_of(script: str) -> str:
     return os.path.join(os.getcwd(), script) if sys.version_info >= (3, 9) else script
 
 
-def _compiled(script: str, source: bytes) -> Any:
+class _Held:
+    """The code of the script that is run again and again, for each spare to have from its fork on."""
+
+    path = last_compiled = ""
+    source = b""
+    code: Any = None
+
+    def note_compiled(self, path: str) -> None:
+        """A spare had to compile this one; empty if it had not. The second time in a row it is done here, for all that follow."""
+        if path and path == self.last_compiled:
+            with contextlib.suppress(OSError):  # it is gone: the next one that wants it says so
+                self.source = _source_of(path)
+                self.path, self.code = path, _compiled(path, self.source)
+        self.last_compiled = path or self.last_compiled
+
+
+_held = _Held()
+
+
+def _program_of(path: str, source: bytes) -> Any:
+    return _held.code if (_held.path, _held.source) == (path, source) else _compiled(path, source)
+
+
+def _compiled(path: str, source: bytes) -> Any:
     """The script, ready to run; None if there is something to say of it: it is said when the trial has begun."""
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            code = compile(source, _path_of(script), "exec", dont_inherit=True)
+            code = compile(source, path, "exec", dont_inherit=True)
     except Exception:  # noqa: BLE001 - Python meets it again, and tells
         return None
     return None if said else code
@@ -501,10 +534,6 @@ def _take_stdio(descriptors: list[int], *, is_buffered: bool) -> None:
         stream = _stream(number, name, getattr(sys, name), is_buffered=is_buffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("latin-1")
 
 
 def _set_path(script: str, previous: str) -> None:
