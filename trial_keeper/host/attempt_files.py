@@ -19,9 +19,9 @@ from trial_keeper.errors import (
     WorkspaceMissing,
     WorkspaceNotWritable,
 )
-from trial_keeper.host.small_files import read_all
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.own_files import open_inside
+from trial_keeper.wire.small_files import read_all, write_all
 from trial_keeper.wire.workspace import AttemptFolder, DocumentInvalid, TrialDocument, Workspace
 
 # An NFS client may go on saying "no such file" this long after another has made it; twice the 3 s that were measured.
@@ -132,8 +132,7 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
         os.mkdir(os.path.dirname(folder.stream(Stream.METRICS)))
         for stream in Stream:
             os.close(_made(folder.stream(stream)))
-        with open(_made(folder.parameter_cfg), "wb") as file:
-            file.write(parameters)
+        write_all(_made(folder.parameter_cfg), parameters)
     except OSError as error:
         raise not_writable(workspace.root, error) from error
     return key, folder

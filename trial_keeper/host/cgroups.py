@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trial_keeper.host.small_files import read_all
+from trial_keeper.wire.small_files import read_all
 
 ROOT = Path("/")
 # What v1 says for "no limit" is the largest number of pages in bytes, which depends on the machine.

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
-from trial_keeper.host.small_files import read_all
+from trial_keeper.wire.small_files import read_all, write_all
 from trial_keeper.wire.workspace import MARKER
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -426,8 +426,8 @@ def _oom_score() -> int | None:
 
 def _set_oom_score(process: str, score: int) -> None:
     # Where /proc is read-only, or the process is gone, it goes without. To lower a score to what it was is always allowed.
-    with contextlib.suppress(OSError), open(f"/proc/{process}/oom_score_adj", "w") as file:
-        file.write(str(score))
+    with contextlib.suppress(OSError):
+        write_all(os.open(f"/proc/{process}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"%d" % score)
 
 
 def _popen(

@@ -27,6 +27,7 @@ from typing import Any
 
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
+from trial_keeper.wire.small_files import write_all
 
 # An id names a folder, so it can hold nothing that leads out of one.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
@@ -233,11 +234,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666, *, is_durable: b
     except FileExistsError:
         os.unlink(temporary)
         descriptor = os.open(temporary, flags, mode)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
+    write_all(descriptor, content, is_durable=is_durable)
     os.replace(temporary, path)
 
 
