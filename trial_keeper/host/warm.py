@@ -20,6 +20,7 @@ from trial_keeper.host.process import end_below
 
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
+_RECEIVED_BYTES = 4096
 # Every Python 3 reads it.
 _MARSHAL_VERSION = 2
 # A fork of a process with gigabytes takes a second on a busy machine; one that takes this long is stuck.
@@ -81,6 +82,8 @@ class WarmInterpreter:
         """Of the last fork that was prepared."""
         self._leaving: socket.socket | None = None
         """From the last trial comes the word here that it has left the interpreter's session."""
+        self._received = b""
+        """What has come of the channel and was not looked at yet."""
         self._channel, theirs = socket.socketpair()
         with theirs:
             try:
@@ -162,14 +165,18 @@ class WarmInterpreter:
             self._give_up(self._death())
         if start != self._asked:
             self.prepare(start)
+        stdio: list[int] = []
         try:
-            with open(start.stdout, "ab") as out, open(start.stderr, "ab") as err:
-                return self._begin(self._word, [out.fileno(), err.fileno()])
+            for path in (start.stdout, start.stderr):
+                stdio.append(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            return self._begin(self._word, stdio)
         except OSError as error:
             raise WarmStartRefused(
                 f"cannot open {error.filename}: {error.strerror}; let the keeper write there"
             ) from error
         finally:
+            for descriptor in stdio:
+                os.close(descriptor)
             self._forget()
 
     def _begin(self, word: socket.socket | None, stdio: list[int]) -> int:
@@ -179,9 +186,9 @@ class WarmInterpreter:
         if "refused" in message:
             self._dismiss(pid)
             raise WarmStartRefused(message["refused"])
-        if pid is not None and not os.path.exists(f"/proc/{pid}"):
-            raise WarmStartRefused(_DIED_WAITING)
         if pid is None or word is None or not _is_own_child(pid):
+            if pid is not None and not os.path.exists(f"/proc/{pid}"):
+                raise WarmStartRefused(_DIED_WAITING)
             raise WarmStartRefused(
                 "cannot start a trial warm: this keeper does not adopt orphans, so it would not learn the trial's end; "
                 "run it as the first process of a container or on Linux 3.4 or later"
@@ -275,6 +282,8 @@ class WarmInterpreter:
         raise WarmStartRefused(text) from cause
 
     def _is_readable(self, timeout_s: float) -> bool:
+        if self._received:
+            return True
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(timeout_s * 1e3))
@@ -296,10 +305,10 @@ class WarmInterpreter:
         return message
 
     def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
+        """The next bytes of the channel. What comes with them waits here."""
+        while len(self._received) < size:
             try:
-                piece = self._channel.recv(size - len(data))
+                piece = self._channel.recv(_RECEIVED_BYTES)
             except TimeoutError as error:
                 self._give_up(
                     f"cannot start a trial warm: the interpreter has not answered for {_LONGEST_START_S:g} s; start it plainly",
@@ -309,7 +318,8 @@ class WarmInterpreter:
                 self._give_up(self._death(), error)
             if not piece:
                 self._give_up(self._death())
-            data += piece
+            self._received += piece
+        data, self._received = self._received[:size], self._received[size:]
         return data
 
     def _death(self) -> str:
