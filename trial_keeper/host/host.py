@@ -62,6 +62,7 @@ from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
 from trial_keeper.wire.own_files import open_inside
+from trial_keeper.wire.small_files import write_all
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
@@ -86,11 +87,24 @@ _IDLE_LOOK_S = 3600.0
 _MANAGER_LOOK_S = 1.0
 # Who else is counted in a control group changes seldom, and short trials begin many times a second.
 _SHARED_MEMORY_LOOK_S = 1.0
+# The thread that writes them takes turns with this one, while a trial may be about to start.
+_LINES_REST_S = 0.1
 _MESSAGE_BYTES = 4096
 # How a command ends that was killed, and a shell whose command was.
 _KILLED = (-signal.SIGKILL, of_signal(signal.SIGKILL))
 _NAMES_SHOWN = 5
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What was there before a trial, and is not its doing. The end of one trial is the beginning of the next."""
+
+    in_tmp: frozenset[str]
+    """What lies in the temporary folder."""
+    oom_kills: int
+    pids: frozenset[int] = frozenset()
+    """The processes of this machine; empty if nobody looked."""
 
 
 @dataclass(slots=True)
@@ -102,9 +116,9 @@ class _Attempt:
     folder: AttemptFolder
     tail: Tail = field(init=False)
     sizes: Offsets = field(default_factory=dict)
-    oom_kills: int = 0
     shares_memory: bool = False
-    in_tmp: frozenset[str] = frozenset()
+    found: _Surroundings = _Surroundings(frozenset(), 0)
+    """When it began."""
     spawned_s: float = 0.0
     """By the monotonic clock."""
     sampler: UsageSampler | None = None
@@ -134,12 +148,10 @@ class Host:
         self._unrecorded: dict[AttemptKey, TrialEnded] = {}
         """Ends that the workspace did not take yet."""
         self._current: _Attempt | None = None
-        self._left_in_tmp: frozenset[str] | None = None
-        """What lies in the temporary folder, while the end of a trial is handled."""
+        self._at_end: _Surroundings | None = None
+        """While the end of a trial is handled, and perhaps the next one begins."""
         self._foreseen: TrialDocument | None = None
         """The next trial, as it was given."""
-        self._seen_at_end: frozenset[int] = frozenset()
-        """The processes of this machine, likewise."""
         self._tmp = FolderNames(tempfile.gettempdir()) if settings.is_reused else None
         self._process: TrialProcess | None = None
         self._news = FileNews()
@@ -148,6 +160,9 @@ class Host:
         self._shared_memory_at_s = -_SHARED_MEMORY_LOOK_S
         self._stdout = Relay(1) if settings.relay_output else None
         self._stderr = Relay(2)
+        self._showing: asyncio.TimerHandle | None = None
+        self._shown_at_s = -_LINES_REST_S
+        """When its thread was last told of lines, by the loop's clock."""
         self._warm: WarmStarts | None = None
         self._warm_marker: tuple[str, ...] = ()
         if settings.warm_imports and settings.is_reused:
@@ -259,9 +274,8 @@ class Host:
         self._process = self._current = None
         if self._guard is not None:
             self._guard.rest()
-        self._left_in_tmp = self._names_in_tmp()  # and so found by a trial that begins with this end
-        self._seen_at_end = process.seen
-        in_tmp = self._left_in_tmp - attempt.in_tmp
+        at_end = self._at_end = self._surroundings(process.seen)
+        in_tmp = at_end.in_tmp - attempt.found.in_tmp
         if leftovers or in_tmp:
             self._handle(TrialCleared(attempt.key, leftovers, _listed(in_tmp)))
         self._handle(
@@ -272,10 +286,10 @@ class Host:
                 signal=-status if status < 0 else None,
                 sizes=attempt.tail.sizes(self._settings.streams),
                 stderr_tail=attempt.tail.last_text(Stream.STDERR, _MESSAGE_BYTES) if status else "",
-                out_of_memory=self._memory_shortage(attempt, status),
+                out_of_memory=self._memory_shortage(attempt, at_end, status),
             )
         )
-        self._left_in_tmp, self._seen_at_end = None, frozenset()
+        self._at_end = None
         # The next trial may run by now: what could wait comes after its start.
         if attempt.usage is not None:
             attempt.usage.stop()
@@ -285,13 +299,17 @@ class Host:
         if self._current is None:
             self._opened_link().pace_logs(are_paced=False)
 
-    def _names_in_tmp(self) -> frozenset[str]:
-        """What lies in the temporary folder, where the next trial of the job could find it."""
-        return self._tmp.names() if self._tmp is not None else frozenset()
+    def _surroundings(self, pids: frozenset[int] = frozenset()) -> _Surroundings:
+        return _Surroundings(
+            # Where the next trial of the job could find it.
+            self._tmp.names() if self._tmp is not None else frozenset(),
+            self._memory.oom_kills() if self._memory is not None else 0,
+            pids,
+        )
 
-    def _memory_shortage(self, attempt: _Attempt, status: int) -> OutOfMemory | None:
+    def _memory_shortage(self, attempt: _Attempt, at_end: _Surroundings, status: int) -> OutOfMemory | None:
         memory = self._memory
-        if memory is None or memory.oom_kills() == attempt.oom_kills:
+        if memory is None or at_end.oom_kills == attempt.found.oom_kills:
             return None
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
             return None  # it may have been another's process, and this trial failed by itself
@@ -450,8 +468,7 @@ class Host:
 
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
-        attempt.oom_kills = self._memory.oom_kills() if self._memory is not None else 0
-        attempt.in_tmp = self._names_in_tmp() if self._left_in_tmp is None else self._left_in_tmp
+        found = attempt.found = self._at_end or self._surroundings()
         environ = self._environ_of(trial, folder)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
@@ -466,11 +483,11 @@ class Host:
         try:
             if warm_pid is not None:
                 self._process = TrialProcess.of(
-                    warm_pid, spared, sys_dir=str(folder.path), bystanders=self._seen_at_end
+                    warm_pid, spared, sys_dir=str(folder.path), bystanders=found.pids
                 )
             else:
                 self._process = TrialProcess.started(
-                    trial.command, trial.code_dir, environ, stdout, stderr, spared, self._seen_at_end
+                    trial.command, trial.code_dir, environ, stdout, stderr, spared, found.pids
                 )
                 began_s, began_at_s = time.monotonic(), time.time()
         except KeeperError as error:
@@ -568,10 +585,15 @@ class Host:
         self._stderr.hold(line)
         if self._link is None:
             self._stderr.look()
-        else:  # its thread would take turns with this one, while a trial may be about to start
-            asyncio.get_running_loop().call_soon(self._stderr.look)
+        elif self._showing is None:
+            loop = asyncio.get_running_loop()
+            self._showing = loop.call_at(max(loop.time(), self._shown_at_s + _LINES_REST_S), self._show_lines)
         if effect.key is not None and attempt is not None:
             self._writing(partial(_append, attempt.folder, line))
+
+    def _show_lines(self) -> None:
+        self._showing, self._shown_at_s = None, asyncio.get_running_loop().time()
+        self._stderr.look()
 
     def _writing(self, write: Callable[[], None]) -> None:
         """A full disk ends no keeper: what cannot be written is still told over the link."""
@@ -583,8 +605,8 @@ class Host:
 
 def _append(folder: AttemptFolder, line: str) -> None:
     path = folder.stream(Stream.KEEPER)
-    with open(open_inside(folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "wb") as file:
-        file.write(line.encode(errors="replace"))
+    descriptor = open_inside(folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    write_all(descriptor, line.encode(errors="replace"))
 
 
 def _listed(names: Iterable[str]) -> str:
