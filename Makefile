@@ -9,10 +9,13 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Some containers set it. Each of the thousands of processes that tests start would then compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What warm trials are measured beside. Pinned, so that a change of the ratio is one of ours.
+RAY_TUNE := ray[tune]==2.60.0
+
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test test-k8s golden faults hostile page check fix proto bench quality images
+.PHONY: help demo test test-k8s golden faults hostile page check fix proto bench peers quality images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +66,8 @@ proto: .venv/.installed-check ## generate trial_keeper/wire/v1 from proto/
 bench: .venv/.installed-test ## measure the budgets and print the table
 	python tests/benchmarks/run.py
 
+peers: .venv/peers/ray/.installed ## install what make bench compares with: Ray Tune, 630 MB
+
 quality: .venv/.installed-test ## what tuners find on six functions, beside Optuna's own samplers; TUNERS="TPE QMC" for these
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python tests/benchmarks/tuner_quality.py $(TUNERS)
 
@@ -88,4 +93,11 @@ node_modules/.installed: package-lock.json
 .venv/.installed-%: pyproject.toml | .venv/bin/pip
 	@echo "installing trial-keeper[$*] into .venv"
 	@python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch '$@'
+
+# A virtual environment of its own: it wants its own versions of what is used here too, such as protobuf.
+.venv/peers/ray/.installed: Makefile | .venv/bin/pip
+	@echo "installing $(RAY_TUNE) into .venv/peers/ray"
+	@python -m venv .venv/peers/ray
+	@.venv/peers/ray/bin/python -m pip install --quiet --disable-pip-version-check '$(RAY_TUNE)'
 	@touch '$@'

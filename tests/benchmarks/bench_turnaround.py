@@ -1,4 +1,4 @@
-"""How soon trials follow each other, through the real manager; beside loops of bare processes and of bare forks."""
+"""How soon trials follow each other, through the real manager; beside loops of bare processes and of bare forks, and Ray Tune."""
 
 import itertools
 import os
@@ -6,11 +6,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 # The shared helper lies with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
+from ray_peer import RayLacking, ray_times
 from real_experiment import RealExperiment
 from table import Row, render
 
@@ -24,7 +26,9 @@ SCRIPT = "{}import time\nprint(time.time(), flush=True)\n{}print(time.time(), fl
 LASTING_MS = 20
 # The floors are taken before and after, so that a machine that changes its pace meanwhile is noticed.
 _PLAIN_EXTRA_MS = 10.0
+# From a machine where Ray Tune needs 6.3 ms and a bare start 13.7 ms. On a slower one, as much of what Ray Tune needs there.
 _WARM_GOAL_MS = 6.0
+_WARM_GOAL_OF_RAY = _WARM_GOAL_MS / 6.3
 _IMPORTING_GAIN = 20
 # Without reuse NNI 3.0 needs 0.89 s where a bare start takes 13.7 ms.
 _NNI_SINGLE = 65
@@ -49,6 +53,14 @@ for _ in sys.stdin:
 """
 
 
+@dataclass(frozen=True)
+class RayTune:
+    """Its trials in one process: as it comes, with files of results as we have a database; and with those switched off."""
+
+    recording_ms: float
+    unrecorded_ms: float
+
+
 def turnaround() -> list[Row]:
     """Median time from a trial's last line to the next one's first: a job each; one job plain, warm, with slow imports."""
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
@@ -60,6 +72,7 @@ def turnaround() -> list[Row]:
         single_ms = _ours_ms(root / "single", trivial, SINGLE_TURNS, localConfig={})
         plain_ms = _ours_ms(root / "plain", trivial, TURNS)
         warm_ms = _ours_ms(root / "warm", trivial, TURNS, warmImports=["time"])
+        no_work_ray, lasting_ray = ray_tune(root / "ray", TURNS, 0, LASTING_MS)
         lasting_ms = _ours_ms(root / "lasting", lasting, TURNS, warmImports=["time"])
         after = _bare_ms(root, trivial, TURNS // 4), _fork_ms(root, trivial, (), TURNS // 4)
         bare_importing_ms = _bare_ms(root, importing, IMPORTING_TURNS // 2)
@@ -85,17 +98,8 @@ def turnaround() -> list[Row]:
             f"<= +{_PLAIN_EXTRA_MS:.0f} ms",
             plain_ms - bare_ms <= _PLAIN_EXTRA_MS,
         ),
-        *(
-            Row(
-                f"the same, warm, {of}",
-                f"{each_ms:.1f} ms",
-                f"fork {fork_ms:.1f} ms, subprocess.run {bare_ms:.1f} ms",
-                f"{each_ms / fork_ms:.1f} x the fork",
-                f"<= {_WARM_GOAL_MS:.0f} ms",
-                each_ms <= _WARM_GOAL_MS,
-            )
-            for of, each_ms in ((f"trials of {LASTING_MS} ms", lasting_ms), ("trials of no work", warm_ms))
-        ),
+        warm_row(f"trials of {LASTING_MS} ms", lasting_ms, fork_ms, lasting_ray),
+        warm_row("trials of no work", warm_ms, fork_ms, no_work_ray),
         Row(
             "the same, importing numpy and scikit-learn",
             f"{warm_importing_ms:.0f} ms",
@@ -105,6 +109,32 @@ def turnaround() -> list[Row]:
             gain >= _IMPORTING_GAIN,
         ),
     ]
+
+
+def warm_row(of: str, ours_ms: float, fork_ms: float, ray: RayTune | str) -> Row:
+    """The row of warm trials; `ray` as `ray_tune` returns it."""
+    floor = f"fork {fork_ms:.1f} ms"
+    ratio = f"{ours_ms / fork_ms:.1f} x the fork"
+    goal = f"<= {_WARM_GOAL_MS:.0f} ms"
+    holds = ours_ms <= _WARM_GOAL_MS
+    if isinstance(ray, RayTune):
+        floor += f", Ray Tune {ray.recording_ms:.1f} ms ({ray.unrecorded_ms:.1f} without its records)"
+        ratio += f", {ours_ms / ray.recording_ms:.2f} x Ray Tune"
+        goal += f", or <= {_WARM_GOAL_OF_RAY:.2f} x Ray Tune"
+        holds = holds or ours_ms <= _WARM_GOAL_OF_RAY * ray.recording_ms
+    else:
+        floor += f"; {ray}"
+    return Row(f"the same, warm, {of}", f"{ours_ms:.1f} ms", floor, ratio, goal, holds)
+
+
+def ray_tune(folder: Path, turns: int, *lengths_ms: int) -> list[RayTune | str]:
+    """For each length of trials, what Ray Tune needs between two of them, or why that is not known."""
+    folder.mkdir()
+    try:
+        times = ray_times(folder, turns, *lengths_ms)
+    except RayLacking as lacking:
+        return [f"{lacking}"] * len(lengths_ms)
+    return [RayTune(*(_gap_ms(each[turns // 2 :]) for each in both)) for both in times]
 
 
 def _bare_ms(root: Path, script: str, turns: int) -> float:

@@ -1,12 +1,18 @@
-"""The measurements of `make bench` that need many keepers run, with few of them. What they find is not judged here."""
+"""The measurements of `make bench` that need many keepers run, with few of them, and Ray Tune with few trials.
+
+What they find is not judged here.
+"""
 
 import importlib
 import sys
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+NO_RAY = "Ray Tune is not installed: make peers"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -45,3 +51,40 @@ def test_a_measurement_runs_with_few_keepers_and_counts_every_record(
     rows = getattr(benchmark_module(module), measurement)(**short)
     assert rows
     assert all(row.measured and row.floor for row in rows)
+
+
+@pytest.mark.peer
+def test_ray_tune_is_measured_with_its_records_and_without_and_leaves_nothing_running(benchmark_module):
+    ray_tune = benchmark_module("bench_turnaround").ray_tune
+    with tempfile.TemporaryDirectory() as folder:  # of a short name
+        (ray,) = ray_tune(Path(folder, "ray"), 6, 0)
+        if ray == NO_RAY:
+            pytest.skip(ray)
+        assert ray.recording_ms > 0
+        assert ray.unrecorded_ms > 0
+        assert not [each for each in psutil.process_iter() if folder in " ".join(cmdline(each))]
+
+
+def cmdline(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("ours_ms", "holds_alone", "holds_beside_ray"),
+    [(5.9, True, True), (9.4, False, True), (9.6, False, False)],
+)
+def test_a_warm_trial_is_judged_by_the_goal_or_by_ray_tune_as_it_comes(
+    benchmark_module, ours_ms, holds_alone, holds_beside_ray
+):
+    bench = benchmark_module("bench_turnaround")
+    beside = bench.warm_row("trials", ours_ms, 2.0, bench.RayTune(recording_ms=10.0, unrecorded_ms=5.0))
+    assert beside.holds == holds_beside_ray
+    assert beside.floor == "fork 2.0 ms, Ray Tune 10.0 ms (5.0 without its records)"
+    assert beside.ratio == f"{ours_ms / 2:.1f} x the fork, {ours_ms / 10:.2f} x Ray Tune"
+    assert beside.goal == "<= 6 ms, or <= 0.95 x Ray Tune"
+    alone = bench.warm_row("trials", ours_ms, 2.0, NO_RAY)
+    assert alone.holds == holds_alone
+    assert (alone.floor, alone.goal) == (f"fork 2.0 ms; {NO_RAY}", "<= 6 ms")

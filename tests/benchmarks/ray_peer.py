@@ -1,0 +1,79 @@
+"""Trials of Ray Tune, measured beside ours: by the Ray Tune that `make peers` installs, in processes that end with it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from real_experiment import wait_until
+
+Times = list[tuple[float, ...]]
+
+_HERE = Path(__file__).parent
+_INSTALLED = _HERE.parents[1] / ".venv/peers/ray"
+# Two experiments of 200 trials for each of two lengths take 40 s where Python starts in 50 ms.
+_WITHIN_S = 300
+
+
+class RayLacking(Exception):
+    """Ray Tune cannot be measured here; the message is one for the table."""
+
+
+def ray_times(folder: Path, turns: int, *lengths_ms: int) -> list[tuple[Times, Times]]:
+    """For each length, when trials began and ended, in order: with Ray Tune as it comes; with its loggers off.
+
+    `folder`: all that it writes; of a short name, as there are sockets in it.
+
+    Raises:
+        RayLacking: it is not installed, or fails.
+    """
+    if not (_INSTALLED / ".installed").exists():
+        raise RayLacking("Ray Tune is not installed: make peers")
+    with subprocess.Popen(
+        [_INSTALLED / "bin/python", _HERE / "ray_trials.py", folder, f"{turns}", *map(str, lengths_ms)],
+        cwd=folder,
+        # As it comes: neither our modules nor anybody's settings.
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "RAY_", "TUNE_"))
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as ray:
+        try:
+            said, _ = ray.communicate(timeout=_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            raise RayLacking(f"Ray Tune took more than {_WITHIN_S} s") from None
+        finally:
+            # Its daemons and workers have process groups of their own, but one session.
+            wait_until(lambda: not _kill_session(ray.pid), "Ray's processes have ended")
+    if ray.returncode != 0:
+        print(said, file=sys.stderr)
+        raise RayLacking("Ray Tune failed, see above")
+    return [
+        (_read(folder / f"recording-{length_ms}"), _read(folder / f"unrecorded-{length_ms}"))
+        for length_ms in lengths_ms
+    ]
+
+
+def _read(notes: Path) -> Times:
+    return sorted(tuple(map(float, line.split())) for line in notes.read_text().splitlines())
+
+
+def _kill_session(session: int) -> int:
+    """Kill what still runs of a session; how many processes that were."""
+    killed = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                os.kill(process.pid, signal.SIGKILL)
+                killed += 1
+    return killed

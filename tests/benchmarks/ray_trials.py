@@ -1,0 +1,76 @@
+"""Trials of Ray Tune one after another in one process, each of which notes when it began and ended.
+
+Run by the Python that has Ray Tune, and nothing of ours: `ray_trials.py FOLDER TURNS LENGTH_MS...`. For each length there
+are two files then: `recording-LENGTH` of Ray Tune as it comes, when it writes each trial's results to a CSV file, a JSON
+file and one for TensorBoard; `unrecorded-LENGTH` with those loggers off, when nothing is left of a trial.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Both are read when Ray is imported. Without the second it listens to the network, whatever its address is.
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+import ray
+from ray import tune
+
+
+class Noting(tune.Trainable):
+    """Its quickest kind of trial: the object that ran the last one is given the next one's parameters."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        # Once, as a trial of ours finds its stdout open.
+        self.notes = os.open(config["notes"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.length_s = config["length_s"]
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        return True
+
+    def step(self) -> dict[str, Any]:
+        began_at_s = time.time()
+        if self.length_s:
+            time.sleep(self.length_s)
+        os.write(self.notes, f"{began_at_s} {time.time()} {os.getpid()}\n".encode())
+        return {"score": 1.0, "done": True}
+
+
+def run(notes: Path, turns: int, length_s: float) -> None:
+    """One experiment, one trial at a time."""
+    tune.Tuner(
+        Noting,
+        param_space={"x": tune.uniform(0, 1), "notes": str(notes), "length_s": length_s},
+        tune_config=tune.TuneConfig(num_samples=turns, max_concurrent_trials=1, reuse_actors=True),
+        run_config=tune.RunConfig(
+            # Trials of ours leave none either.
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            storage_path=str(notes.parent / "results"),
+            verbose=0,
+        ),
+    ).fit()
+    processes = {line.split()[2] for line in notes.read_text().splitlines()}
+    assert len(processes) == 1, "more than one process ran"
+
+
+def main(folder: Path, turns: int, *lengths_ms: str) -> None:
+    ray.init(
+        "local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(folder),
+    )
+    for length_ms in lengths_ms:
+        for name, are_off in (("recording", "0"), ("unrecorded", "1")):
+            os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = are_off
+            run(folder / f"{name}-{length_ms}", turns, float(length_ms) / 1e3)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
