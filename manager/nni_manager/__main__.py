@@ -246,6 +246,9 @@ async def _both(first: asyncio.Event, second: asyncio.Event) -> None:
 
 
 def _log_to(folder: ExperimentFolder, level: str) -> None:
+    # Looked up for each line, three of each trial, and not shown. Source: Python's logging HOWTO, "Optimization".
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(
         filename=folder.manager_log,
         level=_LEVELS.get(level, level.upper()),

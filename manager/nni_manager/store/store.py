@@ -90,8 +90,8 @@ class TrialRow:
             {
                 "trial_id": trial.trial_id,
                 "sequence_id": trial.sequence_id,
-                "parameters": json.dumps(trial.parameters),
-                "memo": json.dumps(trial.memo),
+                "parameters": _json_of(trial.parameters),
+                "memo": _json_of(trial.memo),
                 "job_id": trial.job_id,
                 "created_at_s": trial.created_at_s,
                 "started_at_s": trial.started_at_s,
@@ -109,9 +109,14 @@ class TrialRow:
                 "warning": trial.warning,
                 "is_customized": trial.is_customized,
                 "retries": trial.retries,
-                "first_attempts": json.dumps(trial.first_attempts),
+                "first_attempts": _json_of(trial.first_attempts),
             }
         )
+
+
+def _json_of(document: object) -> str:
+    # Most of them are empty, and each trial is stored five times.
+    return json.dumps(document) if document else "{}"
 
 
 @dataclass(frozen=True, slots=True)
