@@ -769,6 +769,13 @@ def test_a_variable_that_python_reads_once_cannot_change(warm, site, environ, wo
     assert site.warmly(warm)[0] == 0
 
 
+def test_a_word_with_a_null_byte_is_refused_and_the_next_start_works(warm, site):
+    site.write("import sys; print(sys.argv[1:])")
+    with pytest.raises(WarmStartRefused, match="null byte"):
+        site.warmly(warm, "a\0b")
+    assert site.warmly(warm, "", "b=c", "") == (0, "['', 'b=c', '']\n", "")
+
+
 @pytest.mark.parametrize("missing", ["cwd", "script", "stdout"])
 def test_a_start_that_is_refused_starts_nothing_and_the_next_one_works(warm, site, missing):
     site.write("open('ran', 'w')")

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import marshal
 import os
 import select
 import signal
@@ -21,8 +20,6 @@ from trial_keeper.host.process import end_below
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
 _RECEIVED_BYTES = 4096
-# Every Python 3 reads it.
-_MARSHAL_VERSION = 2
 # A fork of a process with gigabytes takes a second on a busy machine; one that takes this long is stuck.
 _LONGEST_START_S = 30.0
 _LONGEST_DEATH_S = 5.0
@@ -146,10 +143,11 @@ class WarmInterpreter:
         while not self._is_ready:
             self._note(self._receive())
         self._forget()
+        request = _request(start, self._environ)
         theirs, ours = socket.socketpair()
         with theirs:
             self._asked, self._word = start, ours
-            self._send(_request(start, self._environ), [theirs.fileno()])
+            self._send(request, [theirs.fileno()])
 
     def start(self, start: WarmStart) -> int:
         """Start a trial; its pid. When this returns, its script is about to run. Waits until the modules are imported.
@@ -288,8 +286,7 @@ class WarmInterpreter:
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(timeout_s * 1e3))
 
-    def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        data = marshal.dumps(message, _MARSHAL_VERSION)
+    def _send(self, data: bytes, descriptors: list[int]) -> None:
         data = len(data).to_bytes(_HEADER_BYTES, "big") + data
         try:
             self._channel.settimeout(_LONGEST_START_S)
@@ -335,22 +332,25 @@ class WarmInterpreter:
         )
 
 
-def _request(start: WarmStart, given: Mapping[str, str]) -> dict[str, Any]:
-    """`given`: the environment that the interpreter was started with. Of a trial's only what differs is sent."""
+def _request(start: WarmStart, given: Mapping[str, str]) -> bytes:
+    """As `_Request` of the interpreter reads it. `given`: the environment that the interpreter was started with."""
     command, environ = start.command, start.environ
     argv = [command.script, *command.arguments]
     flags = ["-u"] if command.is_unbuffered else []
     changed = {
         name: value for name, value in environ.items() if given.get(name) != value or name in _SET_BY_SHELLS
     }
-    return {
-        "argv": [os.fsencode(word) for word in argv],
-        "orig_argv": [os.fsencode(word) for word in (command.python, *flags, *argv)],
-        "cwd": os.fsencode(start.cwd),
-        "environ": {os.fsencode(name): os.fsencode(value) for name, value in changed.items()},
-        "unset": [os.fsencode(name) for name in (*given, *_SET_BY_SHELLS) if name not in environ],
-        "is_unbuffered": command.is_unbuffered or bool(environ.get(_SET_BY_FORK)),
-    }
+    orig_argv = (command.python, *flags, *argv)
+    unset = [name for name in (*given, *_SET_BY_SHELLS) if name not in environ]
+    is_unbuffered = command.is_unbuffered or bool(environ.get(_SET_BY_FORK))
+    counts = f"{len(argv)} {len(orig_argv)} {len(unset)} {is_unbuffered:d}"
+    words = [counts, start.cwd, *argv, *orig_argv, *unset, *map("=".join, changed.items())]
+    text = "\0".join(words)
+    if text.count("\0") >= len(words):
+        raise WarmStartRefused(
+            "cannot start a trial warm: its command or its environment holds a null byte; use printable text"
+        )
+    return os.fsencode(text)
 
 
 def _is_own_child(pid: int) -> bool:

@@ -12,10 +12,10 @@ lines, and its end is the interpreter's own end, with all that Python does then 
 unflushed files). The interpreter forks the next.
 
 On the channel each message is four bytes of length and what they count. To the keeper a JSON object: `importing` (a module),
-`ready`, `refused` (a text; `died` is the pid of a spare that is the reason), `prepared` (a pid). From the keeper a dictionary,
-marshalled, because that costs a fork half as many pages as JSON does: one request per trial, with one descriptor: the
+`ready`, `refused` (a text; `died` is the pid of a spare that is the reason), `prepared` (a pid). From the keeper one request per
+trial (see `_Request`), which is no JSON, because to read that costs a fork twice as many pages; with it comes one descriptor: the
 socket over which comes the keeper's word, a byte with the descriptors of stdout and stderr. A byte comes back once the trial has
-a session of its own. The keeper trusts nothing that comes from here to be more than JSON: these are the user's modules.
+a session of its own.
 
 A script that is run again and again is compiled in the interpreter, and its forks have the code from their beginning.
 """
@@ -45,7 +45,6 @@ import gc  # noqa: E402
 import io  # noqa: E402
 import itertools  # noqa: E402
 import json  # noqa: E402
-import marshal  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
@@ -81,12 +80,27 @@ def _send(channel: socket.socket, **message: Any) -> None:
     channel.sendall(len(data).to_bytes(_HEADER_BYTES, "big") + data)
 
 
-def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+class _Request:
+    """A trial to start, of whose environment it has the difference to the interpreter's own: NAME=VALUE, and names to unset.
+
+    On the channel these are words with a null byte between two. The first tells how many of them are argv, orig_argv and names to
+    unset, and whether output is unbuffered, as numbers; then come the folder to be in, those three, and the variables.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        counts, self.cwd, *words = data.split(b"\0")
+        argv, orig_argv, unset, is_unbuffered = map(int, counts.split())
+        self.is_unbuffered = bool(is_unbuffered)
+        self.argv, self.orig_argv = words[:argv], words[argv : argv + orig_argv]
+        self.unset = words[argv + orig_argv : argv + orig_argv + unset]
+        self.environ = words[argv + orig_argv + unset :]
+
+
+def _receive(channel: socket.socket) -> tuple[_Request, list[int]]:
     """The next request. Ends the process when the keeper is gone: that is how it learns so."""
     data, descriptors = _receive_descriptors(channel, _HEADER_BYTES)
     data += _exactly(channel, _HEADER_BYTES - len(data))
-    data = _exactly(channel, int.from_bytes(data, "big"))
-    return marshal.loads(data), descriptors  # noqa: S302 - the keeper has written it
+    return _Request(_exactly(channel, int.from_bytes(data, "big"))), descriptors
 
 
 def _receive_descriptors(channel: socket.socket, size: int) -> tuple[bytes, list[int]]:
@@ -349,9 +363,8 @@ def _rehearse() -> Iterator[None]:
     yield
     _modules_so_far()
     _are_flushed()
-    variables = dict(list(os.environb.items())[:_VARIABLES_REHEARSED])
-    marshal.loads(marshal.dumps(variables))  # noqa: S302 - as above
-    os.environb.update(variables)
+    variables = [b"%b=%b" % pair for pair in itertools.islice(os.environb.items(), _VARIABLES_REHEARSED)]
+    _set_variables(_Request(b"\0".join((b"0 0 0 0", b"/", *variables))))
     yield
     with contextlib.suppress(OSError):  # the trial that runs may remove the folder
         os.path.dirname(os.path.realpath(os.path.abspath(os.path.join(os.getcwd(), "script"))))
@@ -436,8 +449,8 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     os.setsid()
     _tell(word.fileno(), _HAS_LEFT)
     word.close()
-    _take_stdio(descriptors, is_buffered=not request["is_unbuffered"])
-    os.chdir(request["cwd"])  # the trial before may have made it anew
+    _take_stdio(descriptors, is_buffered=not request.is_unbuffered)
+    os.chdir(request.cwd)  # the trial before may have made it anew
     program = _up_to_date(script, source, code)
     os.close(tell)  # only now the next spare is forked: this trial comes first
     return script, program
@@ -448,26 +461,31 @@ def _tell(listener: int, word: bytes) -> None:
         os.write(listener, word)
 
 
-def _set_up(request: dict[str, Any]) -> tuple[str, bytes]:
+def _set_up(request: _Request) -> tuple[str, bytes]:
     """All that can be done before the trial's turn has come; its script and what that holds."""
     stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(stdin, 0)
     os.close(stdin)
     previous = os.getcwd()
-    os.chdir(request["cwd"])
-    for name in request["unset"]:
-        os.environb.pop(name, None)
-    for name, value in request["environ"].items():
-        os.environb[name] = value
-    sys.argv[:] = map(os.fsdecode, request["argv"])
+    os.chdir(request.cwd)
+    _set_variables(request)
+    sys.argv[:] = map(os.fsdecode, request.argv)
     if sys.version_info >= (3, 10):
-        sys.orig_argv = [os.fsdecode(word) for word in request["orig_argv"]]
+        sys.orig_argv = [os.fsdecode(word) for word in request.orig_argv]
     script = sys.argv[0]
     _set_path(script, previous)
     for module in ("random", "numpy.random"):
         if module in sys.modules:
             sys.modules[module].seed()
     return script, _source_of(script)
+
+
+def _set_variables(request: _Request) -> None:
+    for name in request.unset:
+        os.environb.pop(name, None)
+    for entry in request.environ:
+        name, _, value = entry.partition(b"=")
+        os.environb[name] = value
 
 
 def _source_of(script: str) -> bytes:
