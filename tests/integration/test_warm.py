@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -78,13 +78,13 @@ class Site:
         start.stderr.unlink()
         return status, *shown
 
-    def plainly(self, python, *arguments, environ=None, script="train.py", is_unbuffered=False):
+    def plainly(self, python, *arguments, environ=None, script="train.py", is_unbuffered=False, cwd=None):
         """The same of a process of its own."""
         flags = ["-u"] if is_unbuffered else []
         with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
             code = subprocess.run(
                 [python, *flags, script, *arguments],
-                cwd=self.folder,
+                cwd=cwd or self.folder,
                 env=CONTAINER | TRIAL if environ is None else environ,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -537,12 +537,15 @@ def runs_of(site, interpreter, script="train.py"):
     status, said, errors = site.warmly(interpreter, script=script)
     assert (status, errors) == (0, "")
     number, is_held, path = said.split()
-    assert path == str(site.folder / script)
+    assert path in (script, str(site.folder / script))  # Python 3.8 shows it as it was written
     return int(number), is_held == "True"
 
 
-def test_a_script_that_runs_again_and_again_is_compiled_once_as_long_as_it_stays_as_it_is(warm_of, site):
-    interpreter = warm_of("json")
+@pytest.mark.parametrize("python", versions())
+def test_a_script_that_runs_again_and_again_is_compiled_once_as_long_as_it_stays_as_it_is(
+    warm_of, site, python
+):
+    interpreter = warm_of("json", python=python)
     site.write(HOLDS.format(1))
     assert [runs_of(site, interpreter) for _ in range(4)] == [(1, False), (1, False), (1, True), (1, True)]
     site.write(HOLDS.format(2))
@@ -550,12 +553,68 @@ def test_a_script_that_runs_again_and_again_is_compiled_once_as_long_as_it_stays
     assert runs_of(site, interpreter) == (2, True)
 
 
-def test_scripts_that_take_turns_are_each_run(warm_of, site):
+@pytest.mark.parametrize(
+    ("scripts", "held"),
+    [
+        ("121212", "......"),  # neither comes twice in a row
+        ("1112111", "..*.***"),  # a rare one does not take the place of another
+        ("11122211", "..*..*.."),
+    ],
+)
+def test_of_scripts_that_take_turns_that_is_held_which_comes_again(warm_of, site, scripts, held):
     interpreter = warm_of("json")
-    for number in (1, 2):
+    for number in set(scripts):
         site.write(HOLDS.format(number), f"{number}.py")
-    for _ in range(3):
-        assert [runs_of(site, interpreter, f"{number}.py") for number in (1, 2)] == [(1, False), (2, False)]
+    assert [runs_of(site, interpreter, f"{number}.py") for number in scripts] == [
+        (int(number), mark == "*") for number, mark in zip(scripts, held, strict=True)
+    ]
+
+
+def test_a_script_that_is_another_each_time_is_compiled_by_its_own_trial_only(warm_of, site):
+    interpreter = warm_of("json")
+    for number in range(4):
+        site.write(HOLDS.format(number))
+        assert runs_of(site, interpreter) == (number, False)
+
+
+def test_a_long_script_is_not_held_and_runs(warm_of, site):
+    interpreter = warm_of("json")
+    site.write(HOLDS.format(1) + "#" * (1 << 20))
+    assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False)] * 3
+    site.write(HOLDS.format(1) + "#" * (1 << 19))  # more than a pipe takes at once
+    assert [runs_of(site, interpreter) for _ in range(3)] == [(1, False), (1, False), (1, True)]
+
+
+@pytest.mark.parametrize("link", ["folder", "script"])
+def test_a_link_that_leads_elsewhere_since_the_trial_was_prepared_is_followed_anew(warm, site, link):
+    for version in ("old", "new"):
+        site.write(f"value = '{version}'", f"{version}/helper.py")
+        site.write("import helper, sys; print(helper.value, sys.path[0], __file__)", f"{version}/train.py")
+    moved = site.folder / ("current" if link == "folder" else "train.py")
+
+    def lead_to(version):
+        moved.unlink(missing_ok=True)
+        moved.symlink_to(version if link == "folder" else f"{version}/train.py")
+
+    lead_to("old")
+    start = replace(site.warm_start(), cwd=str(moved if link == "folder" else site.folder))
+    warm.prepare(start)
+    waiting_fork(warm)
+    lead_to("new")
+    assert ended(warm.start(start)) == 0
+    shown = text_of(start.stdout), text_of(start.stderr)
+    assert shown == site.plainly(sys.executable, cwd=start.cwd)[1:]
+    assert shown[0].startswith(f"new {site.folder}/new ")
+
+
+def test_a_folder_that_goes_after_the_trial_was_prepared_is_named(warm, site):
+    site.write("print('here')", "sub/train.py")
+    start = replace(site.warm_start(), cwd=str(site.folder / "sub"))
+    warm.prepare(start)
+    waiting_fork(warm)
+    shutil.rmtree(site.folder / "sub")
+    assert ended(warm.start(start)) == 1
+    assert text_of(start.stderr) == f"cannot enter {site.folder}/sub: No such file or directory\n"
 
 
 def test_a_script_that_is_run_again_and_again_and_goes_is_missed(warm_of, site):
@@ -773,6 +832,8 @@ def test_a_word_with_a_null_byte_is_refused_and_the_next_start_works(warm, site)
     site.write("import sys; print(sys.argv[1:])")
     with pytest.raises(WarmStartRefused, match="null byte"):
         site.warmly(warm, "a\0b")
+    with pytest.raises(WarmStartRefused, match="ud800"):
+        site.warmly(warm, "a\ud800b")
     assert site.warmly(warm, "", "b=c", "") == (0, "['', 'b=c', '']\n", "")
 
 

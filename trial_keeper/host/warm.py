@@ -244,7 +244,10 @@ class WarmInterpreter:
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(_LONGEST_DEATH_S)
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # stuck in the kernel: whoever adopts it has it
+                self._process.wait(_LONGEST_DEATH_S)
         self._refusal = (
             self._refusal or "cannot start a trial warm: the interpreter was closed; start it plainly"
         )
@@ -346,11 +349,15 @@ def _request(start: WarmStart, given: Mapping[str, str]) -> bytes:
     counts = f"{len(argv)} {len(orig_argv)} {len(unset)} {is_unbuffered:d}"
     words = [counts, start.cwd, *argv, *orig_argv, *unset, *map("=".join, changed.items())]
     text = "\0".join(words)
-    if text.count("\0") >= len(words):
-        raise WarmStartRefused(
-            "cannot start a trial warm: its command or its environment holds a null byte; use printable text"
-        )
-    return os.fsencode(text)
+    try:
+        if text.count("\0") < len(words):
+            return os.fsencode(text)
+        problem = "a null byte"
+    except UnicodeEncodeError as error:
+        problem = f"{text[error.start : error.end]!r}"
+    raise WarmStartRefused(
+        f"cannot start a trial warm: its command or its environment holds {problem}; use printable text"
+    )
 
 
 def _is_own_child(pid: int) -> bool:

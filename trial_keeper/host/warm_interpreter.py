@@ -61,6 +61,8 @@ _TASKS = "/proc/self/task"
 _LONGEST_FORGETTING_S = 0.5
 _HEADER_BYTES = 4
 _READ_BYTES = 64 * 1024
+# The one that a relative PYTHONPATH was taken from, when Python started.
+_own_folder = os.getcwd()
 # With the keeper's word; with a request there is one.
 _DESCRIPTORS = 2
 # What a trial tells the keeper: it is in a session of its own.
@@ -68,6 +70,10 @@ _HAS_LEFT = b"l"
 # One may be killed for its memory; when so many are, one after the other, there is a reason that stays.
 _MOST_DEATHS = 3
 _REHEARSED = object()
+# What a spare tells of a script that the interpreter is not to hold, and of one that it holds already. No path begins so.
+_UNFIT, _WAS_HELD = b"\0-", b"\0="
+# Of a longer one the source would go to the interpreter for as long as it takes to compile.
+_LONGEST_HELD_BYTES = 1 << 20
 # A trial's request changes about so many.
 _VARIABLES_REHEARSED = 8
 
@@ -275,7 +281,7 @@ def _serve() -> tuple[str, Any]:
         if problem:
             _refuse_next(channel, problem)
         elif answer:
-            _held.note_compiled(os.fsdecode(answer.rstrip(b"\0")))
+            _held.note(answer)
         elif told:
             # The keeper knows whether that one had answered, and was killed before it could tell so here.
             text = "cannot start a trial warm: its fork died at once; it is started plainly"
@@ -430,16 +436,24 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     _tell(tell, b"%d\0" % os.getpid())
     word = socket.socket(fileno=descriptor)
     message: dict[str, Any] = {"prepared": os.getpid()}
-    script, source, code = "", b"", None
+    source, code, answer = b"", None, _UNFIT
+    untouched, place = sys.path[:], ("", "")
+    script = os.fsdecode(request.argv[0])
     try:
-        script, source = _set_up(request)
-        code = _program_of(_path_of(script), source)
+        _set_up(request)
+        place = _set_path(script)
+        source = _source_of(script)
+        path = _path_of(script)
+        code = _held.code_of(path, source)
+        answer = _held.answer(path, source, code)
     except OSError as error:
-        message["refused"] = f"cannot start a trial warm: {error}; it is started plainly"
+        where = os.fsdecode(error.filename or script)
+        message["refused"] = (
+            f"cannot start a trial warm: cannot read {where}: {error.strerror}; it is started plainly"
+        )
     _send(channel, **message)
     channel.close()
-    is_new = code is not None and code is not _held.code
-    _tell(tell, os.fsencode(_path_of(script) if is_new else "") + b"\0")
+    _tell(tell, answer)
     _rehearse_until_called(word, steps)
     # Nothing comes when the keeper is gone or has no use for this one any more: then nobody expects this trial.
     said, descriptors = _receive_descriptors(word, 1)
@@ -450,7 +464,15 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     _tell(word.fileno(), _HAS_LEFT)
     word.close()
     _take_stdio(descriptors, is_buffered=not request.is_unbuffered)
-    os.chdir(request.cwd)  # the trial before may have made it anew
+    try:
+        os.chdir(request.cwd)  # the trial before may have made it anew
+        has_moved = _has_moved(script, place)
+    except OSError as error:
+        print(f"cannot enter {os.fsdecode(request.cwd)}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(1)
+    if has_moved:
+        sys.path[:], code = untouched, None
+        _set_path(script)
     program = _up_to_date(script, source, code)
     os.close(tell)  # only now the next spare is forked: this trial comes first
     return script, program
@@ -461,23 +483,19 @@ def _tell(listener: int, word: bytes) -> None:
         os.write(listener, word)
 
 
-def _set_up(request: _Request) -> tuple[str, bytes]:
-    """All that can be done before the trial's turn has come; its script and what that holds."""
+def _set_up(request: _Request) -> None:
+    """All that can be done before the trial's turn has come, but what its script brings with it."""
     stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(stdin, 0)
     os.close(stdin)
-    previous = os.getcwd()
     os.chdir(request.cwd)
     _set_variables(request)
     sys.argv[:] = map(os.fsdecode, request.argv)
     if sys.version_info >= (3, 10):
         sys.orig_argv = [os.fsdecode(word) for word in request.orig_argv]
-    script = sys.argv[0]
-    _set_path(script, previous)
     for module in ("random", "numpy.random"):
         if module in sys.modules:
             sys.modules[module].seed()
-    return script, _source_of(script)
 
 
 def _set_variables(request: _Request) -> None:
@@ -510,26 +528,37 @@ def _path_of(script: str) -> str:
 
 
 class _Held:
-    """The code of the script that is run again and again, for each spare to have from its fork on."""
+    """The code of the script that is run again and again, for each spare to have from its fork on.
 
-    path = last_compiled = ""
-    source = b""
+    All that it knows comes from spares: only they open what is the user's.
+    """
+
+    script = last = _NO_SCRIPT = ("", b"")
+    """A script's path, as Python shows it, and what it holds: of the code, and of what the last spare had to compile."""
     code: Any = None
 
-    def note_compiled(self, path: str) -> None:
-        """A spare had to compile this one; empty if it had not. The second time in a row it is done here, for all that follow."""
-        if path and path == self.last_compiled:
-            with contextlib.suppress(OSError):  # it is gone: the next one that wants it says so
-                self.source = _source_of(path)
-                self.path, self.code = path, _compiled(path, self.source)
-        self.last_compiled = path or self.last_compiled
+    def code_of(self, path: str, source: bytes) -> Any:
+        """As `_compiled`, which takes a while."""
+        return self.code if self.script == (path, source) else _compiled(path, source)
+
+    def answer(self, path: str, source: bytes, code: Any) -> bytes:
+        """What a spare tells `note` of its script; never nothing."""
+        if code is None or len(source) > _LONGEST_HELD_BYTES:
+            return _UNFIT
+        return _WAS_HELD if code is self.code else b"%b\0%b" % (os.fsencode(path), source)
+
+    def note(self, answer: bytes) -> None:
+        """What a spare had to compile, the same twice in a row, is compiled here for all that follow."""
+        if answer in (_UNFIT, _WAS_HELD):
+            self.last = self._NO_SCRIPT
+            return
+        path, _, source = answer.partition(b"\0")
+        before, self.last = self.last, (os.fsdecode(path), source)
+        if before == self.last:
+            self.script, self.code = self.last, _compiled(*self.last)
 
 
 _held = _Held()
-
-
-def _program_of(path: str, source: bytes) -> Any:
-    return _held.code if (_held.path, _held.source) == (path, source) else _compiled(path, source)
 
 
 def _compiled(path: str, source: bytes) -> Any:
@@ -565,17 +594,31 @@ def _take_stdio(descriptors: list[int], *, is_buffered: bool) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _set_path(script: str, previous: str) -> None:
-    """`sys.path` as `python script` has it. Relative entries of PYTHONPATH were taken from the folder this process was in."""
+def _set_path(script: str) -> tuple[str, str]:
+    """`sys.path` as `python script` has it; the folder this process is in, and where the script really lies.
+
+    Relative entries of PYTHONPATH were taken from the folder that the interpreter is in.
+    """
     entries = os.environ["PYTHONPATH"].split(os.pathsep) if os.environ.get("PYTHONPATH") else []
     moved = {
-        os.path.abspath(os.path.join(previous, entry)): os.path.abspath(entry)
+        os.path.abspath(os.path.join(_own_folder, entry)): os.path.abspath(entry)
         for entry in entries
         if not os.path.isabs(entry)
     }
     sys.path[:] = [moved.get(path, path) for path in sys.path]
+    real = os.path.realpath(script)
     if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+        sys.path.insert(0, os.path.dirname(real))
+    return os.getcwd(), real
+
+
+def _has_moved(script: str, place: tuple[str, str]) -> bool:
+    """Whether a link leads elsewhere than when `_set_path` told the place: that of the folder, or one below it to the script."""
+    cwd, real = place
+    if os.getcwd() != cwd:
+        return True
+    has_links = os.path.join(cwd, os.path.normpath(script)) != real
+    return has_links and os.path.realpath(script) != real
 
 
 def _stream(number: int, name: str, like: Any, *, is_buffered: bool) -> io.TextIOWrapper:
