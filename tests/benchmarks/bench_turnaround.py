@@ -124,7 +124,7 @@ def warm_row(of: str, ours_ms: float, fork_ms: float, ray: RayTune | str) -> Row
     holds = ours_ms <= _WARM_GOAL_MS
     if isinstance(ray, RayTune):
         floor += f", Ray Tune {ray.recording_ms:.1f} ms ({ray.unrecorded_ms:.1f} without its records)"
-        ratio += f", {ours_ms / ray.recording_ms:.2f} x Ray Tune"
+        ratio += f", {ours_ms / ray.recording_ms:.2f} x Ray Tune ({ours_ms / ray.unrecorded_ms:.2f})"
         goal += f", or <= {_WARM_GOAL_OF_RAY:.2f} x Ray Tune"
         holds = holds or ours_ms <= _WARM_GOAL_OF_RAY * ray.recording_ms
     else:

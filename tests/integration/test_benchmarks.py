@@ -83,7 +83,7 @@ def test_a_warm_trial_is_judged_by_the_goal_or_by_ray_tune_as_it_comes(
     beside = bench.warm_row("trials", ours_ms, 2.0, bench.RayTune(recording_ms=10.0, unrecorded_ms=5.0))
     assert beside.holds == holds_beside_ray
     assert beside.floor == "fork 2.0 ms, Ray Tune 10.0 ms (5.0 without its records)"
-    assert beside.ratio == f"{ours_ms / 2:.1f} x the fork, {ours_ms / 10:.2f} x Ray Tune"
+    assert beside.ratio == f"{ours_ms / 2:.1f} x the fork, {ours_ms / 10:.2f} x Ray Tune ({ours_ms / 5:.2f})"
     assert beside.goal == "<= 6 ms, or <= 0.95 x Ray Tune"
     alone = bench.warm_row("trials", ours_ms, 2.0, NO_RAY)
     assert alone.holds == holds_alone
