@@ -96,20 +96,25 @@ class Play:
     def start(self, trial_id: str, task: str = "main-0", attempt: int = 0) -> None:
         self.handle(AttemptStarted(AttemptKey(trial_id, attempt, task), 10.0))
 
+    def due(self, trial_id: str, task: str = "main-0") -> AttemptKey:
+        """The attempt that a keeper begins, or has begun, when nobody has lost more than is known."""
+        trial = self.trial(trial_id)
+        return AttemptKey(trial_id, trial.attempt_of(task) or trial.first_attempts.get(task, 0), task)
+
     def report(self, trial_id: str, value: str, task: str = "main-0") -> None:
-        key = AttemptKey(trial_id, 0, task)
+        key = self.due(trial_id, task)
         self.handle(TaskReported(key))
         self.handle(MetricsStored(key, ((True, value),)))
 
     def end(self, trial_id: str, task: str = "main-0", *, well: bool = True, at_s: float = 20.0) -> None:
         reason, code = (ExitReason.SUCCEEDED, 0) if well else (ExitReason.NONZERO_EXIT, 1)
-        self.handle(AttemptEnded(TrialEnded(AttemptKey(trial_id, 0, task), reason, code, 10.0, at_s)))
+        self.handle(AttemptEnded(TrialEnded(self.due(trial_id, task), reason, code, 10.0, at_s)))
 
     def deliver(self, trial_id: str, task: str = "main-0") -> None:
-        self.handle(AttemptDelivered(AttemptKey(trial_id, 0, task)))
+        self.handle(AttemptDelivered(self.due(trial_id, task)))
 
     def run(self, trial_id: str, *, well: bool = True) -> None:
-        self.start(trial_id)
+        self.start(trial_id, attempt=self.due(trial_id).attempt)
         self.report(trial_id, "1")
         self.end(trial_id, well=well)
         self.deliver(trial_id)
@@ -532,6 +537,48 @@ def test_what_was_given_ahead_goes_to_whoever_is_idle_when_its_job_is_gone_and_k
     assert [given[:2] for given in play.given[5:8]] == [("env-1", f"t{number}") for number in (2, 3, 4)]
 
 
+@pytest.fixture
+def full() -> Play:
+    """One job has four trials, of which it has begun none."""
+    play = Play(max_trials=9, looks_ahead=True)
+    play.idle()
+    play.start("t0")
+    play.end("t0", at_s=10.5)
+    play.deliver("t0")
+    play.idle()
+    assert [given[1] for given in play.given[1:]] == ["t1", "t2", "t3", "t4"]
+    return play
+
+
+def test_of_what_a_dying_job_never_began_only_the_next_trial_is_under_suspicion(full: Play) -> None:
+    full.lose("env-0", "t1", "t2", "t3", "t4")
+    assert [name for name in full.experiment.trials if full.trial(name).was_returned] == ["t1"]
+    full.idle("env-1")
+    assert [given[:2] for given in full.given[5:9]] == [("env-1", f"t{number}") for number in (1, 2, 3, 4)]
+    full.lose("env-1", "t1", "t2", "t3", "t4")
+    assert [full.trial(f"t{number}").state.value for number in (1, 2, 3, 4)] == ["FAILED"] + ["WAITING"] * 3
+    full.idle("env-2")
+    assert ("env-2", "t2", None) in full.given
+    assert not full.trial("t2").was_returned
+
+
+def test_a_job_that_dies_of_the_trial_it_runs_casts_suspicion_on_no_other(full: Play) -> None:
+    full.start("t1")
+    full.lose("env-0", "t2", "t3", "t4")
+    assert full.trial("t1").state is TrialState.FAILED
+    assert not any(trial.was_returned for trial in full.experiment.trials.values())
+
+
+def test_a_job_that_leaves_by_itself_neither_casts_suspicion_nor_clears_of_it(full: Play) -> None:
+    full.lose("env-0", "t1", "t2", "t3", "t4")
+    full.idle("env-1")
+    full.lose("env-1", "t1", "t2", "t3", "t4", is_clean=True)
+    assert [name for name in full.experiment.trials if full.trial(name).was_returned] == ["t1"]
+    full.idle("env-2")
+    full.lose("env-2", "t1", "t2", "t3", "t4")
+    assert full.trial("t1").state is TrialState.FAILED, "two jobs have died of it"
+
+
 def test_after_a_restart_a_job_has_both_its_trials(ahead: Play) -> None:
     after = restored(ahead)
     after.handle(KeeperMatched("env-0"))
@@ -798,12 +845,20 @@ def test_after_a_restart_new_jobs_have_new_names() -> None:
 # ---- any order
 
 
+RETRIES = 1
+
+
+def lives_of(trial: Trial) -> int:
+    """How many jobs may die of a trial before it is over, at most."""
+    return 0 if trial.state.is_final else 2 * (1 + RETRIES - trial.retries) - trial.was_returned
+
+
 class AnyReuse(RuleBasedStateMachine):
     """Whatever keepers, jobs and users do, no trial is on two jobs, and the search can come to its end."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.play = Play(concurrency=2, max_trials=6)
+        self.play = Play(concurrency=2, max_trials=6, max_retries=RETRIES)
 
     @initialize(looks_ahead=st.booleans())
     def choose_a_tuner(self, looks_ahead: bool) -> None:
@@ -827,7 +882,28 @@ class AnyReuse(RuleBasedStateMachine):
     @precondition(lambda self: self.live_jobs())
     @rule(number=st.integers(0, 9), is_clean=st.booleans())
     def a_job_goes(self, number: int, is_clean: bool) -> None:
-        self.play.lose(self.pick(self.live_jobs(), number), is_clean=is_clean)
+        self.lose(self.pick(self.live_jobs(), number), [], is_clean=is_clean)
+
+    @precondition(lambda self: self.live_jobs())
+    @rule(number=st.integers(0, 9), is_clean=st.booleans())
+    def a_job_goes_that_had_begun_no_more_than_it_said(self, number: int, is_clean: bool) -> None:
+        job_id = self.pick(self.live_jobs(), number)
+        self.lose(job_id, self.untouched(job_id), is_clean=is_clean)
+
+    def untouched(self, job_id: str) -> list[str]:
+        trial_ids = self.play.experiment.jobs.live[job_id].trial_ids
+        return [trial_id for trial_id in trial_ids if self.play.trial(trial_id).state is TrialState.WAITING]
+
+    def lose(self, job_id: str, untouched: list[str], *, is_clean: bool) -> None:
+        had_trials = bool(self.play.experiment.jobs.live[job_id].trial_ids)
+        known = list(self.play.experiment.trials.values())
+        before = sum(map(lives_of, known))
+        marked = {trial.trial_id for trial in known if trial.was_returned}
+        self.play.lose(job_id, *untouched, is_clean=is_clean)
+        if had_trials and not is_clean:
+            assert sum(map(lives_of, known)) < before, "or jobs could die without an end"
+        newly_marked = {trial.trial_id for trial in known if trial.was_returned} - marked
+        assert newly_marked <= set(untouched[:1])
 
     def on_a_job(self) -> list[str]:
         return self.trials_where(lambda trial: bool(trial.job_id) and not trial.state.is_final)
@@ -840,7 +916,8 @@ class AnyReuse(RuleBasedStateMachine):
     @precondition(lambda self: self.on_a_job())
     @rule(number=st.integers(0, 9))
     def a_trial_starts(self, number: int) -> None:
-        self.play.start(self.pick(self.on_a_job(), number))
+        trial_id = self.pick(self.on_a_job(), number)
+        self.play.start(trial_id, attempt=self.play.due(trial_id).attempt)
 
     @precondition(lambda self: self.play.experiment.trials)
     @rule(number=st.integers(0, 9))

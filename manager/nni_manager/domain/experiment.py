@@ -694,17 +694,27 @@ class Experiment:
             # The next one would fail in the same way; so the search ends at some time, with this reason on each trial.
             trial = self.trials[self.jobs.queue.popleft()]
             return effects + self._lose_to_cluster(trial, event, now_s)
+        suspect = self._suspect(trials, event)
         for trial in reversed(trials):  # so that those that return to the queue keep their order
-            effects += self._lose_job(trial, event, now_s)
+            effects += self._lose_job(trial, event, now_s, is_suspect=trial is suspect)
         return effects
 
-    def _lose_job(self, trial: Trial, event: JobGone, now_s: float) -> list[Effect]:
+    def _suspect(self, trials: list[Trial], event: JobGone) -> Trial | None:
+        """The trial that the job may have died of, although it had not begun it: the next one.
+
+        None when it had begun another, which pays for this death, or has left by itself. So each death of a job that had trials
+        costs one of them something that it has only so often: its end, a retry, or its innocence.
+        """
+        has_begun = any(trial.trial_id not in event.untouched for trial in trials)
+        return None if event.is_clean or has_begun or not trials else trials[0]
+
+    def _lose_job(self, trial: Trial, event: JobGone, now_s: float, *, is_suspect: bool) -> list[Effect]:
         is_untouched = trial.trial_id in event.untouched
-        may_return = event.is_clean or (is_untouched and not trial.was_returned)
+        may_return = event.is_clean or (is_untouched and not (is_suspect and trial.was_returned))
         if self.reuses_jobs and may_return and trial.state is TrialState.WAITING:
             # It left, having been idle for long enough, or died while the trial was on its way to it. A trial that two jobs died
             # of is not given to a third.
-            trial.was_returned = not event.is_clean
+            trial.was_returned |= is_suspect
             trial.job_id = ""
             self.jobs.queue.appendleft(trial.trial_id)
             return [SaveTrial(trial)]

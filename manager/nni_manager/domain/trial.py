@@ -149,7 +149,7 @@ class Trial:
     ends: dict[str, TrialEnded] = field(default_factory=dict, repr=False)
     """The end of each task that has told it, in that order; not stored."""
     was_returned: bool = False
-    """Whether a job it was given died before it began; not stored."""
+    """Whether a job died when it was the next to begin there; not stored."""
     undelivered: set[str] = field(default_factory=set, repr=False)
     """The tasks that have begun and whose last byte is not here; not stored."""
     heard_s: float | None = None
