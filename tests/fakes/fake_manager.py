@@ -35,6 +35,7 @@ from trial_keeper.wire.messages import (
     ManagerMessage,
     Stream,
     TrialEnded,
+    TrialReturned,
     TrialStarted,
     Usage,
     Welcome,
@@ -264,7 +265,7 @@ class FakeManager:
                         (commit, self._raw(commit)) for commit in receiver.end(message.final_sizes)
                     ]
                     self._commit(message.key)
-                case TrialStarted() | Usage() | Idle():
+                case TrialStarted() | Usage() | Idle() | TrialReturned():
                     pass
                 case _:
                     raise AssertionError(f"no keeper says {message} here")

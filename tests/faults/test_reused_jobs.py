@@ -34,6 +34,23 @@ nni.report_final_result(2)
 """
 
 
+# After some trials of a moment one takes long, and only one.
+LONG_AT_ONCE = """
+import os
+import nni_sdk as nni
+nni.get_next_parameter()
+nni.report_intermediate_result(1)
+if int(os.environ["NNI_TRIAL_SEQ_ID"]) >= 6:
+    try:
+        os.close(os.open("long", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        open("gate").read()
+nni.report_final_result(2)
+"""
+
+
 def states(experiment):
     return sorted(trial["status"] for trial in experiment.get("/trial-jobs"))
 
@@ -120,6 +137,29 @@ def test_a_trial_that_was_given_ahead_runs_while_no_manager_is_there(a_real_expe
     for trial in experiment.get("/trial-jobs"):
         assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
     assert {trial["jobId"] for trial in experiment.get("/trial-jobs")} == {"env-0"}
+
+
+def test_what_was_given_ahead_to_a_job_whose_trial_takes_long_is_run_by_the_other(a_real_experiment):
+    experiment = a_real_experiment(LONG_AT_ONCE, maxTrialNum=24, trialConcurrency=2, **REUSE)
+    os.mkfifo(experiment.code / "gate")
+    experiment.start()
+    wait_until(
+        lambda: states(experiment) == ["RUNNING"] + ["SUCCEEDED"] * 23, "all but the long trial have run"
+    )
+    (long,) = (trial for trial in experiment.get("/trial-jobs") if trial["status"] == "RUNNING")
+    with (experiment.code / "gate").open("w"):
+        pass
+    experiment.wait_for_status("DONE")
+    assert "is asked to give it back" in experiment.folder.manager_log.read_text()
+    trials = experiment.get("/trial-jobs")
+    assert {trial["status"] for trial in trials} == {"SUCCEEDED"}
+    assert {trial["jobId"] for trial in trials} == {"env-0", "env-1"}
+    later = [trial for trial in trials if trial["startTime"] > long["startTime"]]
+    assert {trial["jobId"] for trial in later} == {"env-0", "env-1"} - {long["jobId"]}
+    for trial in trials:
+        attempts = experiment.folder.workspace.trial(trial["id"]).attempts
+        assert [attempt.name for attempt in attempts.iterdir()] == ["0"]
+        assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
 
 
 def test_a_trial_that_was_given_ahead_and_is_stopped_is_never_begun(a_real_experiment):

@@ -18,7 +18,19 @@ from nni_manager.training_services.base import JobEnded, Placement
 from nni_manager.tuner.assessors import Medianstop
 from trial_keeper import __version__
 from trial_keeper.exit_codes import KeeperExit
-from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Idle, RunTrial, Stream, TrialStarted
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    Chunk,
+    Hello,
+    Idle,
+    ReturnTrial,
+    RunTrial,
+    Stream,
+    TrialEnded,
+    TrialReturned,
+    TrialStarted,
+)
+from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import TrialDocument
 
 NOTHING = "pass\n"
@@ -418,5 +430,99 @@ def test_a_keeper_that_says_again_and_again_that_it_is_idle_is_told_once(a_real_
         while not session.outgoing.empty():
             told.append(session.outgoing.get_nowait())
         assert sum(isinstance(word, RunTrial) for word in told) < 5
+
+    play(scenario)
+
+
+class Linked:
+    """A keeper that says what a test wants, and notes what it is told."""
+
+    def __init__(self, engine, job_id):
+        hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0", returns_trials=True)
+        self.session = engine.keepers.admit(hello, job_id, engine.keepers.token(job_id))
+
+    def say(self, *messages):
+        for message in messages:
+            self.session.receive(message)
+
+    def run(self, trial_id):
+        """A trial of half a second that writes nothing."""
+        key = AttemptKey(trial_id, 0, "main-0")
+        ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 10.5, dict.fromkeys(Stream, 0))
+        self.say(TrialStarted(key, 10.0), ended, Idle())
+
+    async def hears(self, kind):
+        """All that it is told about running and returning, until the first message of this kind."""
+        told = []
+        while not (told and isinstance(told[-1], kind)):
+            message = await self.session.outgoing.get()
+            if isinstance(message, RunTrial | ReturnTrial):
+                told.append(message)
+        return told
+
+
+def test_a_trial_is_asked_back_after_its_keeper_was_told_of_it_and_no_answer_of_another_stream_counts(
+    a_real_experiment, monkeypatch
+):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=2, maxTrialNum=6, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, _ = an_engine(experiment)
+        await start(engine)
+        jobs = engine.experiment.jobs
+        await until(lambda: len(jobs.live) == 2)
+        may_write = asyncio.Event()
+        may_write.set()
+        write = engine.jobs._write_trial
+
+        async def slowly(job, trial):
+            if job.job_id == "env-0":
+                await may_write.wait()
+            await write(job, trial)
+
+        monkeypatch.setattr(engine.jobs, "_write_trial", slowly)
+        first, second = Linked(engine, "env-0"), Linked(engine, "env-1")
+        first.say(Idle())
+        (given,) = await first.hears(RunTrial)
+        may_write.clear()
+        first.run(given.trial_id)
+        await until(lambda: len(jobs.live["env-0"].trial_ids) == 4)
+        second.say(Idle())
+        (given,) = await second.hears(RunTrial)
+        second.run(given.trial_id)
+        await until(lambda: jobs.live["env-0"].asked_ids)
+        *_, last = trial_ids = jobs.live["env-0"].trial_ids
+        may_write.set()
+        assert await first.hears(ReturnTrial) == [*map(RunTrial, trial_ids), ReturnTrial(last)]
+
+        again = Linked(engine, "env-0")
+        first.say(TrialReturned(last))
+        assert jobs.live["env-0"].trial_ids == trial_ids
+        assert await again.hears(ReturnTrial) == [ReturnTrial(last)]
+        again.say(TrialReturned(last))
+        assert await second.hears(RunTrial) == [RunTrial(last)]
+        await engine.durable()
+        with StoreReader(experiment.folder.database) as reader:
+            (trial,) = (trial for trial in reader.trials() if trial.trial_id == last)
+        assert (trial.job_id, trial.state.value, trial.attempt) == ("env-1", "WAITING", None)
+        await engine.close()
+
+    play(scenario)
+
+
+def test_a_keeper_of_the_same_version_that_cannot_return_trials_hears_nothing_of_it(a_real_experiment):
+    experiment = a_real_experiment(NOTHING, trialConcurrency=1, maxTrialNum=1, localConfig={"reuse": True})
+
+    async def scenario():
+        engine, _ = an_engine(experiment)
+        await start(engine)
+        jobs = engine.experiment.jobs
+        await until(lambda: jobs.live)
+        hello = Hello(__version__, engine.experiment.experiment_id, "env-0", "main-0")
+        session = engine.keepers.admit(hello, "env-0", engine.keepers.token("env-0"))
+        assert (jobs.live["env-0"].is_linked, jobs.live["env-0"].returns_trials) == (True, False)
+        session.closed()
+        assert not jobs.live["env-0"].is_linked
+        await engine.close()
 
     play(scenario)

@@ -11,7 +11,18 @@ from fake_manager import Site
 from real_experiment import wait_until
 
 from trial_keeper.exit_codes import KeeperExit
-from trial_keeper.wire.messages import AttemptKey, Idle, Leave, RunTrial, StopTrial, Stream, TrialEnded
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    Hello,
+    Idle,
+    Leave,
+    ReturnTrial,
+    RunTrial,
+    StopTrial,
+    Stream,
+    TrialEnded,
+    TrialReturned,
+)
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import exit_from_bytes
 
@@ -103,6 +114,22 @@ def test_a_trial_that_is_stopped_leaves_its_place_to_the_next(job):
     assert job.end_of(stopped).reason is ExitReason.EARLY_STOPPED
     job.await_idle()
     assert job.run("echo next") == b"next\n"
+
+
+def test_a_trial_that_waits_is_given_back_and_one_that_runs_is_not(job):
+    manager = job.site.manager
+    assert manager.all_of(Hello)[0].returns_trials
+    os.mkfifo(job.site.code / "gate")
+    running = job.give("read line < gate")
+    next_one, last = job.give("echo next"), job.give("echo last")
+    for trial_id in (running, last):
+        manager.send(ReturnTrial(trial_id))
+    manager.wait_for(lambda: manager.all_of(TrialReturned), "one of them is given back")
+    (job.site.code / "gate").write_text("go on\n")
+    assert job.end_of(next_one).exit_code == 0
+    job.await_idle()
+    assert manager.all_of(TrialReturned) == [TrialReturned(last)]
+    assert not job.site.attempt(key_of(last)).path.exists()
 
 
 def test_no_process_of_a_trial_is_there_when_the_next_one_begins(job):

@@ -39,9 +39,11 @@ from trial_keeper.wire.messages import (
     Durable,
     Idle,
     Leave,
+    ReturnTrial,
     RunTrial,
     StopTrial,
     Stream,
+    TrialReturned,
     Welcome,
 )
 from trial_keeper.wire.reasons import ExitReason
@@ -157,6 +159,39 @@ def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> 
     play.at(1, RunTrial("second"))
     assert play.at(1, StopTrial("second", ExitReason.STOPPED_BY_USER)) == []
     assert play.exits("first")[-1] == IDLE
+
+
+def test_a_trial_that_waits_its_turn_is_given_back_and_never_begun(play: Play) -> None:
+    play.runs("first")
+    for trial_id in ("second", "third", "fourth"):
+        play.at(1, RunTrial(trial_id))
+    assert play.at(1, ReturnTrial("fourth")) == [Send(TrialReturned("fourth"))]
+    assert play.log[-1] == "trial fourth is given back, for a job that has none"
+    assert play.at(1, ReturnTrial("second")) == [Send(TrialReturned("second")), ForeseeTrial("third")]
+    assert play.at(1, ReturnTrial("third")) == [Send(TrialReturned("third"))]
+    assert play.exits("first")[-1] == IDLE
+    play.runs("second")
+
+
+def test_a_trial_that_has_begun_is_not_given_back(play: Play) -> None:
+    play.runs("first")
+    assert play.at(1, ReturnTrial("first")) == []
+    play.exits("first")
+    assert play.at(2, ReturnTrial("first")) == [], "it is over, and its end was told"
+
+
+def test_a_keeper_that_does_not_have_a_trial_says_so(play: Play) -> None:
+    assert play.at(1, ReturnTrial("other")) == [Send(TrialReturned("other"))]
+    play.runs("first")
+    play.at(1, RunTrial("second"))
+    play.at(1, ReturnTrial("second"))
+    play.at(2, LinkLost("gone"))
+    play.at(3, TimePassed())
+    play.at(3, LinkOpened(Welcome("0.6.0")))
+    again = play.at(3, ReturnTrial("second"))
+    assert again == [Send(TrialReturned("second"))], "the first answer was lost"
+    play.at(4, SignalReceived(15))
+    assert play.at(4, ReturnTrial("third")) == [Send(TrialReturned("third"))], "it is leaving"
 
 
 def test_a_keeper_that_is_told_to_stop_what_it_never_heard_of_says_that_it_is_idle(play: Play) -> None:

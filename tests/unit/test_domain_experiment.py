@@ -266,7 +266,7 @@ def test_a_trial_is_stored_before_it_is_submitted(a_search) -> None:
     trial = search.trial("t0")
     assert effects[:3] == [
         SaveTrial(trial),
-        SaveJob(Job("t0", JobState.BUSY, "t0")),
+        SaveJob(Job("t0", JobState.BUSY, "t0", taken=1)),
         SubmitJob(search.job("t0")),
     ]
     assert (trial.parameters, trial.memo, trial.created_at_s) == ({"lr": 1}, {"note": 1}, 10.0)

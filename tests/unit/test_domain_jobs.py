@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nni_manager.domain.jobs import MOST_AHEAD, NEXT, Job, JobEvent, Jobs, JobState
 
@@ -80,6 +80,102 @@ def test_what_was_given_ahead_follows_in_its_order() -> None:
     assert job.trial_ids == ("t1", "t3")
 
 
+@pytest.fixture
+def jobs() -> Jobs:
+    """One job runs a trial and has three to follow; two others are idle."""
+    jobs = Jobs()
+    for number in range(3):
+        job = jobs.add(Job(f"env-{number}"))
+        jobs.note_link(job, is_up=True, returns_trials=True)
+        jobs.note_idle(job, "main-0")
+    job = jobs.live["env-0"]
+    jobs.give(job, "t0")
+    for number in range(1, 4):
+        jobs.give_ahead(job, f"t{number}")
+    return jobs
+
+
+def test_for_each_idle_job_the_last_of_what_was_given_ahead_is_asked_back_once(jobs: Jobs) -> None:
+    job = jobs.live["env-0"]
+    assert jobs.ask_back(0) == [(job, "t3"), (job, "t2")]
+    assert jobs.ask_back(0) == []
+    assert job.trial_ids == ("t0", "t1", "t2", "t3"), "until it has given them back"
+
+
+def test_what_waits_or_is_coming_for_an_idle_job_need_not_be_asked_back(jobs: Jobs) -> None:
+    job = jobs.live["env-0"]
+    assert jobs.ask_back(2) == []
+    jobs.queue.append("t4")
+    assert jobs.ask_back(1) == []
+    assert jobs.ask_back(0) == [(job, "t3")]
+
+
+def test_the_job_with_the_most_to_follow_is_asked_first(jobs: Jobs) -> None:
+    few, many = jobs.live["env-1"], jobs.live["env-0"]
+    jobs.give(few, "t4")
+    jobs.give_ahead(few, "t5")
+    jobs.give_ahead(few, "t6")
+    assert jobs.ask_back(0) == [(many, "t3")]
+    jobs.take_back(many, "t3")
+    jobs.give(jobs.live["env-2"], jobs.queue.popleft())
+    jobs.free("env-2", "t3")
+    jobs.note_idle(jobs.live["env-2"], "main-0")
+    jobs.note_begun("env-0", "t1")
+    assert jobs.ask_back(0) == [(few, "t6")]
+
+
+def test_what_has_begun_is_not_asked_back_and_a_question_it_has_overtaken_is_over(jobs: Jobs) -> None:
+    job = jobs.live["env-0"]
+    assert jobs.ask_back(1) == [(job, "t3")]
+    for trial_id in ("t1", "t2", "t3"):
+        jobs.note_begun("env-0", trial_id)
+    assert (job.asked_ids, jobs.ask_back(0)) == (set(), [])
+
+
+def test_who_is_cut_off_is_asked_nothing_and_again_when_it_is_back(jobs: Jobs) -> None:
+    job = jobs.live["env-0"]
+    assert jobs.ask_back(1) == [(job, "t3")]
+    jobs.note_link(job, is_up=False)
+    assert (job.asked_ids, jobs.ask_back(1)) == (set(), [])
+    jobs.note_link(job, is_up=True, returns_trials=True)
+    assert jobs.ask_back(1) == [(job, "t3")]
+
+
+def test_a_keeper_that_does_not_know_how_to_give_back_is_not_asked(jobs: Jobs) -> None:
+    jobs.note_link(jobs.live["env-0"], is_up=True, returns_trials=False)
+    assert jobs.ask_back(0) == []
+
+
+def test_as_many_idle_jobs_are_needed_as_trials_may_come_back(jobs: Jobs) -> None:
+    assert jobs.needless == 2 - 3
+    jobs.ask_back(0)
+    assert jobs.needless == 2 - 3, "those that were asked for come in a moment"
+    for trial_id in ("t1", "t2"):
+        jobs.note_begun("env-0", trial_id)
+    assert jobs.needless == 2 - 1
+    jobs.note_link(jobs.live["env-0"], is_up=False)
+    assert jobs.needless == 2 - 1, "it may be back in a moment"
+
+
+def test_a_job_is_given_no_more_ahead_than_it_may_run() -> None:
+    jobs = Jobs(max_trials=3)
+    job = jobs.add(Job("env-0"))
+    jobs.note_link(job, is_up=True, returns_trials=True)
+    jobs.note_idle(job, "main-0")
+    jobs.give(job, "t0")
+    jobs.give_ahead(job, "t1")
+    jobs.give_ahead(job, "t2")
+    assert jobs.next_with_room(MOST_AHEAD) is None
+    idle = jobs.add(Job("env-1"))
+    jobs.note_idle(idle, "main-0")
+    assert jobs.ask_back(0) == [(job, "t2")]
+    jobs.take_back(job, "t2")
+    assert jobs.next_with_room(MOST_AHEAD) is job, "it may still run one more"
+    jobs.give_ahead(job, "t2")
+    jobs.free("env-0", "t0")
+    assert jobs.next_with_room(MOST_AHEAD) is None
+
+
 def test_an_id_is_never_used_twice_also_after_a_restart() -> None:
     jobs = Jobs()
     jobs.remember("env-6")
@@ -89,13 +185,20 @@ def test_an_id_is_never_used_twice_also_after_a_restart() -> None:
     assert jobs.new_id() == "env-8"
 
 
+MAX_TRIALS = 5
+
+
 class AnyJobs(RuleBasedStateMachine):
     """Whatever happens to jobs, what is counted on the way is what a look at all of them says."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.jobs = Jobs(tasks=2)
+        self.jobs = Jobs(max_trials=MAX_TRIALS)
         self.trials = 0
+
+    @initialize(tasks=st.integers(1, 2))
+    def choose(self, tasks: int) -> None:
+        self.jobs.tasks = tasks
 
     def picked(self, number: int) -> Job:
         return list(self.jobs.live.values())[number % len(self.jobs.live)]
@@ -125,8 +228,9 @@ class AnyJobs(RuleBasedStateMachine):
     @rule(most_ahead=st.integers(0, MOST_AHEAD))
     def give_ahead(self, most_ahead: int) -> None:
         job = self.jobs.next_with_room(most_ahead)
-        ahead = [len(job.next_ids) for job in self.jobs.live.values() if job.state is JobState.BUSY]
-        assert (job is not None) == (min(ahead) < most_ahead)
+        busy = [job for job in self.jobs.live.values() if job.state is JobState.BUSY]
+        ahead = [len(job.next_ids) for job in busy if job.taken < MAX_TRIALS]
+        assert (job is not None) == (min(ahead, default=MOST_AHEAD) < most_ahead)
         if job is None:
             return
         assert len(job.next_ids) == min(ahead)
@@ -140,6 +244,46 @@ class AnyJobs(RuleBasedStateMachine):
         freed = (*before, *["no trial"] * 4)[which]
         self.jobs.free(job.job_id, freed)
         assert job.trial_ids == tuple(trial_id for trial_id in before if trial_id != freed)
+
+    @precondition(lambda self: self.jobs.live)
+    @rule(number=st.integers(0, 5), which=st.integers(0, 3))
+    def begin(self, number: int, which: int) -> None:
+        job = self.picked(number)
+        begun = (*job.trial_ids, *["no trial"] * 4)[which]
+        self.jobs.note_begun(job.job_id, begun)
+        assert begun not in job.unbegun_ids
+
+    @precondition(lambda self: self.jobs.live)
+    @rule(number=st.integers(0, 5), is_up=st.booleans(), returns_trials=st.booleans())
+    def link(self, number: int, is_up: bool, returns_trials: bool) -> None:
+        job = self.picked(number)
+        self.jobs.note_link(job, is_up=is_up, returns_trials=returns_trials)
+        assert not job.asked_ids
+
+    @rule(coming=st.integers(0, 2))
+    def ask_back(self, coming: int) -> None:
+        live = self.jobs.live.values()
+        idle = sum(job.state is JobState.IDLE for job in live)
+        asked_before = sum(len(job.asked_ids) for job in live)
+        wanted = max(0, idle - coming - len(self.jobs.queue) - asked_before)
+        givers = [jobs for jobs in self.jobs._givers.by_number[1:] if jobs]
+        asked = self.jobs.ask_back(coming)
+        assert len(asked) <= wanted
+        assert bool(asked) == bool(givers and wanted)
+        for job, trial_id in asked:
+            assert trial_id in job.next_ids
+            assert trial_id in job.asked_ids
+            assert trial_id not in job.begun_ids
+
+    @precondition(lambda self: any(job.asked_ids for job in self.jobs.live.values()))
+    @rule(number=st.integers(0, 5))
+    def take_back(self, number: int) -> None:
+        asked = [(job, each) for job in self.jobs.live.values() for each in sorted(job.asked_ids)]
+        job, trial_id = asked[number % len(asked)]
+        before = job.trial_ids
+        self.jobs.take_back(job, trial_id)
+        assert self.jobs.queue[0] == trial_id
+        assert job.trial_ids == tuple(each for each in before if each != trial_id)
 
     @precondition(lambda self: self.jobs.live)
     @rule(number=st.integers(0, 5))
@@ -157,17 +301,37 @@ class AnyJobs(RuleBasedStateMachine):
     def counts_are_true(self) -> None:
         live = list(self.jobs.live.values())
         free = [job for job in live if job.state in (JobState.READYING, JobState.IDLE)]
-        assert self.jobs.spare == free
+        assert self.jobs.spare == sorted(free, key=lambda job: job.state is JobState.IDLE)
         assert self.jobs.missing == len(self.jobs.queue) - len(free)
         idle = {job.job_id for job in live if job.state is JobState.IDLE}
         assert set(self.jobs._idle) == idle
-        assert all(len(job.idle_tasks) == 2 for job in live if job.state is JobState.IDLE)
+        assert all(len(job.idle_tasks) >= self.jobs.tasks for job in live if job.state is JobState.IDLE)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)
-        for ahead, jobs in enumerate(self.jobs._busy):
-            assert set(jobs) == {job.job_id for job in busy if len(job.next_ids) == ahead}
+        for ahead, jobs in enumerate(self.jobs._busy.by_number):
+            having = {job.job_id for job in busy if len(job.next_ids) == ahead}
+            assert set(jobs) == having - {job.job_id for job in busy if job.taken >= MAX_TRIALS}
         assert all(job.trial_id is not None for job in live if job.next_ids)
         assert (self.jobs.busy, self.jobs.staying) == (len(busy), len(busy) + len(free))
+
+    @invariant()
+    def what_may_come_back_is_true(self) -> None:
+        live = list(self.jobs.live.values())
+        assert self.jobs._asked_count == sum(len(job.asked_ids) for job in live)
+        assert all(job.asked_ids <= set(job.trial_ids) for job in live)
+        assert all(job.begun_ids <= set(job.next_ids) for job in live)
+        assert not any(job.asked_ids & job.begun_ids for job in live)
+        givers = [job for job in live if job.state is JobState.BUSY and job.returns_trials]
+        free = sum(job.state in (JobState.READYING, JobState.IDLE) for job in live)
+        returnable = sum(len(set(job.unbegun_ids) | job.asked_ids) for job in givers)
+        assert self.jobs.needless == free - (returnable if self.jobs.tasks == 1 else 0)
+        for number, jobs in enumerate(self.jobs._givers.by_number):
+            having = {
+                job.job_id
+                for job in givers
+                if job.is_linked and len(set(job.unbegun_ids) - job.asked_ids) == number
+            }
+            assert set(jobs) == (having if self.jobs.tasks == 1 else set())
 
 
 TestAnyJobs = AnyJobs.TestCase

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import (
+    AskBack,
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
@@ -26,15 +27,18 @@ from nni_manager.domain.events import (
     Finish,
     GiveTrial,
     JobGone,
+    KeeperCutOff,
     KeeperIdle,
     KeeperMatched,
     LimitsChanged,
     MetricsStored,
     ParametersSuggested,
     RecallTrial,
+    SaveTrial,
     SubmitJob,
     TakeRest,
     TaskReported,
+    TrialGivenBack,
     TrialProposed,
     TrialStopAsked,
 )
@@ -48,6 +52,8 @@ from trial_keeper.wire.reasons import ExitReason
 
 class Play:
     """An experiment whose tuner answers at once. Trials are named t0, t1, …"""
+
+    keepers_return_trials = True
 
     def __init__(self, **options: Any) -> None:
         limits = Limits(
@@ -83,6 +89,10 @@ class Play:
         return [(effect.job.job_id, effect.trial.trial_id, effect.task) for effect in self.all_of(GiveTrial)]
 
     @property
+    def asked_back(self) -> list[tuple[str, str]]:
+        return [(effect.job.job_id, effect.trial.trial_id) for effect in self.all_of(AskBack)]
+
+    @property
     def dismissed(self) -> list[str]:
         return [effect.job.job_id for effect in self.all_of(DismissJob)]
 
@@ -90,7 +100,7 @@ class Play:
         return self.experiment.trials[trial_id]
 
     def idle(self, job_id: str = "env-0", task: str = "main-0") -> None:
-        self.handle(KeeperMatched(job_id))
+        self.handle(KeeperMatched(job_id, returns_trials=self.keepers_return_trials))
         self.handle(KeeperIdle(job_id, task))
 
     def start(self, trial_id: str, task: str = "main-0", attempt: int = 0) -> None:
@@ -592,6 +602,195 @@ def test_after_a_restart_a_job_has_both_its_trials(ahead: Play) -> None:
     assert after.submitted == []
 
 
+# ---- trials that are given back
+
+
+@pytest.fixture
+def shared() -> Play:
+    """There are no more trials to come: env-0 runs t1 and has t2, t3 and t4 to follow, and env-1 has just run t5."""
+    return share()
+
+
+def share(**options: Any) -> Play:
+    play = Play(concurrency=2, max_trials=6, looks_ahead=True, **options)
+    play.idle("env-0")
+    play.start("t0")
+    play.end("t0", at_s=10.5)
+    play.deliver("t0")
+    play.idle("env-0")
+    play.start("t1")
+    play.idle("env-1")
+    play.start("t5")
+    play.end("t5", at_s=10.5)
+    play.deliver("t5")
+    assert play.experiment.jobs.live["env-0"].trial_ids == ("t1", "t2", "t3", "t4")
+    assert play.asked_back == []
+    return play
+
+
+def give_back(play: Play, trial_id: str, job_id: str = "env-0") -> list[Effect]:
+    return play.handle(TrialGivenBack(job_id, trial_id, 25.0))
+
+
+def test_the_last_of_what_was_given_ahead_is_asked_back_for_a_job_that_is_idle_and_given_to_it(
+    shared: Play,
+) -> None:
+    shared.idle("env-1")
+    assert shared.asked_back == [("env-0", "t4")]
+    trial = shared.trial("t4")
+    assert trial.job_id == "env-0", "until it is given back"
+    job = shared.experiment.jobs.live["env-1"]
+    assert give_back(shared, "t4") == [SaveTrial(trial), SaveTrial(trial), GiveTrial(job, trial)]
+    assert (trial.job_id, trial.state, trial.attempt) == ("env-1", TrialState.WAITING, None)
+    shared.run("t4")
+    shared.idle("env-1")
+    assert shared.asked_back == [("env-0", "t4"), ("env-0", "t3")]
+    give_back(shared, "t3")
+    for name in ("t1", "t2", "t3"):
+        shared.run(name)
+    assert shared.experiment.state is ExperimentState.DONE
+    assert len(shared.given) == 6 + 2
+
+
+def test_nothing_is_asked_back_twice_or_for_a_job_that_the_tuner_is_asked_for(shared: Play) -> None:
+    shared.idle("env-1")
+    shared.idle("env-1")
+    assert len(shared.asked_back) == 1
+    play = share()
+    play.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)  # and the tuner takes its time
+    play.idle("env-1")
+    assert play.asked_back == []
+    play.handle(ParametersSuggested("t6", 6, {}, {}, 1.0))
+    assert play.given[-1] == ("env-1", "t6", None)
+
+
+def test_what_begins_at_that_moment_stays_and_the_idle_job_is_let_go_when_nothing_is_left(
+    shared: Play,
+) -> None:
+    shared.idle("env-1")
+    for name in ("t1", "t2", "t3"):
+        shared.run(name)
+        assert shared.dismissed == []
+    shared.start("t4")
+    assert shared.dismissed == ["env-1"]
+    assert give_back(shared, "t4") == [], "no keeper says so"
+    assert shared.trial("t4").state is TrialState.RUNNING
+
+
+def test_when_request_or_answer_may_be_lost_it_is_asked_again(shared: Play) -> None:
+    shared.idle("env-1")
+    shared.handle(KeeperCutOff("env-0"))
+    assert give_back(shared, "t4") == [], "an answer of before"
+    assert shared.dismissed == [], "it may be back in a moment"
+    shared.handle(KeeperMatched("env-0", returns_trials=True))
+    assert shared.asked_back == [("env-0", "t4")] * 2
+    give_back(shared, "t4")
+    assert shared.given[-1] == ("env-1", "t4", None)
+
+
+def test_what_was_given_back_in_an_answer_that_was_lost_is_given_again_to_the_keeper_that_is_idle(
+    shared: Play,
+) -> None:
+    shared.idle("env-1")
+    shared.handle(KeeperCutOff("env-0"))
+    shared.lose("env-1", is_clean=True)
+    for name in ("t1", "t2", "t3"):
+        shared.run(name)
+    shared.idle("env-0")
+    assert shared.given[-1] == ("env-0", "t4", "main-0")
+
+
+def test_a_keeper_that_says_that_it_is_idle_is_not_given_what_it_is_about_to_give_back(shared: Play) -> None:
+    shared.idle("env-1")
+    for name in ("t1", "t2", "t3"):
+        shared.run(name)
+    given = len(shared.given)
+    shared.handle(KeeperIdle("env-0", "main-0"))
+    assert len(shared.given) == given
+    give_back(shared, "t4")
+    assert shared.given[-1] == ("env-1", "t4", None)
+    assert shared.dismissed == ["env-0"]
+
+
+def test_an_answer_for_a_trial_that_is_over_or_another_jobs_by_now_is_nothing(shared: Play) -> None:
+    shared.idle("env-1")
+    shared.handle(TrialStopAsked("t4", ExitReason.STOPPED_BY_USER, 15.0))
+    assert shared.trial("t4").state is TrialState.USER_CANCELED
+    assert shared.asked_back == [("env-0", "t4"), ("env-0", "t3")]
+    assert give_back(shared, "t4") == []
+    give_back(shared, "t3")
+    assert give_back(shared, "t3") == []
+    assert give_back(shared, "t3", "env-1") == []
+    assert give_back(shared, "nobody", "env-7") == []
+    assert shared.trial("t3").job_id == "env-1"
+
+
+def test_a_trial_that_is_stopped_between_question_and_answer_is_over_with_the_answer(shared: Play) -> None:
+    shared.idle("env-1")
+    for name in ("t1", "t2", "t3"):
+        shared.run(name)
+    shared.handle(TrialStopAsked("t4", ExitReason.STOPPED_BY_USER, 15.0))
+    assert shared.trial("t4").state is TrialState.STOPPING
+    give_back(shared, "t4")
+    assert shared.trial("t4").state is TrialState.USER_CANCELED
+    assert shared.experiment.state is ExperimentState.DONE
+
+
+def test_what_was_asked_back_of_a_job_that_is_gone_is_given_with_the_rest(shared: Play) -> None:
+    shared.idle("env-1")
+    shared.lose("env-0", "t2", "t3", "t4")
+    assert [given[:2] for given in shared.given[6:]] == [("env-1", name) for name in ("t2", "t3", "t4")]
+    assert give_back(shared, "t4") == []
+
+
+def test_a_keeper_that_does_not_know_how_is_asked_for_nothing() -> None:
+    class Older(Play):
+        keepers_return_trials = False
+
+    play = Older(concurrency=2, max_trials=6, looks_ahead=True)
+    play.idle("env-0")
+    play.start("t0")
+    play.end("t0", at_s=10.5)
+    play.deliver("t0")
+    play.idle("env-0")
+    play.idle("env-1")
+    play.run("t5")
+    play.idle("env-1")
+    assert (play.asked_back, play.dismissed[0]) == ([], "env-1")
+
+
+def test_the_next_manager_asks_again(shared: Play) -> None:
+    shared.idle("env-1")
+    after = restored(shared)
+    after.idle("env-1")
+    assert after.asked_back == []
+    after.handle(KeeperMatched("env-0", returns_trials=True))
+    assert after.asked_back == [("env-0", "t4")]
+
+
+def test_a_job_is_given_no_more_ahead_than_it_may_run_also_after_a_restart() -> None:
+    play = Play(max_trials=9, looks_ahead=True)
+    play.experiment.jobs.max_trials = 4
+    play.idle()
+    play.start("t0")
+    play.end("t0", at_s=10.5)
+    play.deliver("t0")
+    play.idle()
+    assert [given[1] for given in play.given] == ["t0", "t1", "t2", "t3"]
+    play.run("t1")
+    after = restored(play)
+    after.experiment.looks_ahead = True
+    after.start("t2")
+    after.end("t2", at_s=10.5)
+    after.deliver("t2")
+    assert after.given == []
+    after.run("t3")
+    after.lose("env-0", is_clean=True)
+    assert after.submitted == ["env-1"]
+    after.idle("env-1")
+    assert after.given[0] == ("env-1", "t4", None)
+
+
 # ---- keepers that are replaced in a job that lives on
 
 T0 = AttemptKey("t0", 0, "main-0")
@@ -791,6 +990,7 @@ def restored(play: Play) -> Play:
         trial.ends.clear()
         trial.undelivered.clear()
     jobs = [type(job)(job.job_id, was_heard=job.was_heard) for job in before.jobs.live.values()]
+    after.experiment.jobs.max_trials = before.jobs.max_trials
     after.experiment.restore(before.trials.values())
     after.experiment.restore_jobs(jobs, [])
     after.handle(Begun())
@@ -919,6 +1119,22 @@ class AnyReuse(RuleBasedStateMachine):
         trial_id = self.pick(self.on_a_job(), number)
         self.play.start(trial_id, attempt=self.play.due(trial_id).attempt)
 
+    def asked_back(self) -> list[tuple[str, str]]:
+        jobs = self.play.experiment.jobs.live.values()
+        return [(job.job_id, trial_id) for job in jobs for trial_id in sorted(job.asked_ids)]
+
+    @precondition(lambda self: self.asked_back())
+    @rule(number=st.integers(0, 9))
+    def a_trial_is_given_back(self, number: int) -> None:
+        asked = self.asked_back()
+        self.play.handle(TrialGivenBack(*asked[number % len(asked)], 25.0))
+
+    @precondition(lambda self: self.live_jobs())
+    @rule(number=st.integers(0, 9), is_up=st.booleans())
+    def a_link_comes_or_goes(self, number: int, is_up: bool) -> None:
+        job_id = self.pick(self.live_jobs(), number)
+        self.play.handle(KeeperMatched(job_id, returns_trials=True) if is_up else KeeperCutOff(job_id))
+
     @precondition(lambda self: self.play.experiment.trials)
     @rule(number=st.integers(0, 9))
     def a_trial_is_cancelled(self, number: int) -> None:
@@ -939,6 +1155,14 @@ class AnyReuse(RuleBasedStateMachine):
         assert not (jobs.queue and jobs.next_idle() is not None)
         assert jobs.missing <= 0 or jobs.staying == concurrency
         assert jobs.staying <= concurrency
+
+    @invariant()
+    def nobody_is_asked_for_more_than_is_wanted(self) -> None:
+        jobs = self.play.experiment.jobs.live.values()
+        begun = [trial_id for _, trial_id in self.asked_back() if self.play.trial(trial_id).attempts]
+        assert begun == []
+        if any(job.state is JobState.IDLE for job in jobs) and not self.asked_back():
+            assert not any(job.unbegun_ids for job in jobs if job.is_linked)
 
     @invariant()
     def no_job_is_kept_for_nothing(self) -> None:

@@ -6,6 +6,7 @@ from trial_keeper.wire.messages import (
     AttemptOffsets,
     Durable,
     Leave,
+    ReturnTrial,
     RunTrial,
     StopTrial,
     Stream,
@@ -45,7 +46,12 @@ def test_that_an_attempt_is_closed_is_not_unsaid():
 
 def test_what_is_said_again_before_it_was_heard_is_said_once():
     outgoing = Outgoing()
-    words = [RunTrial("abcde"), StopTrial("abcde", ExitReason.STOPPED_BY_USER), Leave("no more trials")]
+    words = [
+        RunTrial("abcde"),
+        ReturnTrial("abcde"),
+        StopTrial("abcde", ExitReason.STOPPED_BY_USER),
+        Leave("no more trials"),
+    ]
     for _ in range(100):
         for word in words:
             outgoing.put_nowait(word)

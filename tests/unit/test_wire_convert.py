@@ -55,10 +55,12 @@ KEEPER_MESSAGES = {
     ),
     m.Usage: st.builds(m.Usage, KEYS, FIGURES, SIZES, SIZES, st.lists(GPUS).map(tuple)),
     m.Idle: st.just(m.Idle()),
+    m.TrialReturned: st.builds(m.TrialReturned, NAMES),
 }
 MANAGER_MESSAGES = {
     m.Welcome: st.builds(m.Welcome, TEXT, st.lists(ATTEMPTS).map(tuple)),
     m.RunTrial: st.builds(m.RunTrial, NAMES),
+    m.ReturnTrial: st.builds(m.ReturnTrial, NAMES),
     m.StopTrial: st.builds(m.StopTrial, NAMES, st.sampled_from(sorted(STOP_REASONS))),
     m.Durable: st.builds(m.Durable, ATTEMPTS),
     m.Leave: st.builds(m.Leave, TEXT),
@@ -85,6 +87,7 @@ def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(tex
                 keeper_message_from_pb(request)
     for response in (
         pb.ConnectResponse(run_trial=pb.RunTrial(trial_id=text)),
+        pb.ConnectResponse(return_trial=pb.ReturnTrial(trial_id=text)),
         pb.ConnectResponse(stop_trial=pb.StopTrial(trial_id=text, reason="stopped by user")),
     ):
         with pytest.raises(MessageInvalid, match="can be no id"):
@@ -139,7 +142,7 @@ def test_no_message_of_the_protocol_is_left_out_above() -> None:
 
     assert KEEPER_MESSAGES.keys() == set(m.KeeperMessage.__args__)
     assert MANAGER_MESSAGES.keys() == set(m.ManagerMessage.__args__)
-    assert (cases(pb.ConnectRequest), cases(pb.ConnectResponse)) == (6, 5)
+    assert (cases(pb.ConnectRequest), cases(pb.ConnectResponse)) == (7, 6)
 
 
 def test_every_stream_has_a_number_and_every_number_a_stream() -> None:

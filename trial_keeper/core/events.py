@@ -9,6 +9,7 @@ from trial_keeper.wire.messages import (
     KeeperMessage,
     Leave,
     Offsets,
+    ReturnTrial,
     RunTrial,
     StopTrial,
     Stream,
@@ -171,6 +172,7 @@ Event = (
     | TimePassed
     | Durable
     | RunTrial
+    | ReturnTrial
     | StopTrial
     | Leave
 )

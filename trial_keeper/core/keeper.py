@@ -6,7 +6,8 @@ listens. Where no network leads to a manager, that reads the same files from the
 stop a trial: who brings it makes no difference here. A job without reuse is given one trial when it starts. With reuse the
 keeper says that it is idle, and is given the next trial while the last bytes of the one before may still be on their way:
 attempts that have ended are kept until the manager has said that everything about them is recorded. A trial that is given to a
-keeper that is busy waits here, and begins the moment the one before it is over; all that can be done before is.
+keeper that is busy waits here, and begins the moment the one before it is over; all that can be done before is. As long as it
+waits the manager may ask for it back, for a job that has nothing to do: who then says that it does not have it never begins it.
 
 The keeper leaves when there is nothing more for it to do: its one trial is over, or the manager says so, or it was asked by a
 signal, has been idle or without any manager for too long, has run as many trials as it may, or found that a trial could not be
@@ -61,10 +62,12 @@ from trial_keeper.wire.messages import (
     Durable,
     Idle,
     Leave,
+    ReturnTrial,
     RunTrial,
     StopTrial,
     Stream,
     TrialEnded,
+    TrialReturned,
 )
 from trial_keeper.wire.reasons import ExitReason
 
@@ -133,6 +136,8 @@ class Keeper:
                 return self._note_durable(event.attempt, now_s)
             case RunTrial():
                 return self._prepare(event.trial_id)
+            case ReturnTrial():
+                return self._return(event.trial_id)
             case TrialAssigned():
                 return self._begin(event.key)
             case TrialUnprepared():
@@ -182,7 +187,7 @@ class Keeper:
     # ---- the attempt that runs
 
     def _prepare(self, trial_id: str) -> list[Effect]:
-        if trial_id in self._queue or any(key.trial_id == trial_id for key in self.attempts):
+        if trial_id in self._queue or self._has_begun(trial_id):
             return []  # said again, because the manager could not know that it was heard
         if self._is_leaving:
             # The manager learns of this job's end, and gives the trial to whoever can run it.
@@ -191,6 +196,21 @@ class Keeper:
             self._queue.append(trial_id)
             return self._foresee() if len(self._queue) == 1 else []
         return [PrepareTrial(trial_id)]
+
+    def _has_begun(self, trial_id: str) -> bool:
+        return any(key.trial_id == trial_id for key in self.attempts)
+
+    def _return(self, trial_id: str) -> list[Effect]:
+        """Give a trial back. One that never came, or was given back in an answer that was lost, is not here either."""
+        if self._has_begun(trial_id):
+            return []  # the manager is told so anyway
+        effects: list[Effect] = [Send(TrialReturned(trial_id))]
+        if trial_id in self._queue:
+            was_next = self._queue[0] == trial_id
+            self._queue.remove(trial_id)
+            effects.append(LogDecision(None, f"trial {trial_id} is given back, for a job that has none"))
+            effects += self._foresee() if was_next else []
+        return effects
 
     def _foresee(self) -> list[Effect]:
         return [ForeseeTrial(self._queue[0])] if self._queue else []

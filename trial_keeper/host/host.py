@@ -556,7 +556,14 @@ class Host:
             return
         settings = self._settings
         self._link.open(
-            Hello(__version__, settings.experiment_id, settings.job_id, self._task, attempts=effect.attempts)
+            Hello(
+                __version__,
+                settings.experiment_id,
+                settings.job_id,
+                self._task,
+                attempts=effect.attempts,
+                returns_trials=settings.is_reused,
+            )
         )
 
     def _send_chunk(self, effect: SendChunk) -> None:

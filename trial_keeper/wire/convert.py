@@ -98,6 +98,7 @@ def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
                     task=message.task,
                     attempts=[_key_to_pb(key) for key in message.attempts],
                     is_probe=message.is_probe,
+                    returns_trials=message.returns_trials,
                 )
             )
         case m.TrialStarted():
@@ -128,6 +129,8 @@ def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
             )
         case m.Idle():
             return pb.ConnectRequest(idle=pb.Idle())
+        case m.TrialReturned():
+            return pb.ConnectRequest(trial_returned=pb.TrialReturned(trial_id=message.trial_id))
 
 
 def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
@@ -162,6 +165,7 @@ def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
                 _id_from(hello.task),
                 tuple(_key_from_pb(key) for key in hello.attempts),
                 hello.is_probe,
+                hello.returns_trials,
             )
         case "trial_started":
             started = request.trial_started
@@ -190,6 +194,8 @@ def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
             )
         case "idle":
             return m.Idle()
+        case "trial_returned":
+            return m.TrialReturned(_id_from(request.trial_returned.trial_id))
         case _:
             raise MessageInvalid(
                 "cannot read a keeper's message: it holds no message that this version knows"
@@ -227,6 +233,8 @@ def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
             )
         case m.RunTrial():
             return pb.ConnectResponse(run_trial=pb.RunTrial(trial_id=message.trial_id))
+        case m.ReturnTrial():
+            return pb.ConnectResponse(return_trial=pb.ReturnTrial(trial_id=message.trial_id))
         case m.StopTrial():
             return pb.ConnectResponse(
                 stop_trial=pb.StopTrial(trial_id=message.trial_id, reason=message.reason.value)
@@ -252,6 +260,8 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
             )
         case "run_trial":
             return m.RunTrial(_id_from(response.run_trial.trial_id))
+        case "return_trial":
+            return m.ReturnTrial(_id_from(response.return_trial.trial_id))
         case "stop_trial":
             stop = response.stop_trial
             return m.StopTrial(_id_from(stop.trial_id), _stop_reason_from(stop.reason))

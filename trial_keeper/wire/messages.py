@@ -47,7 +47,7 @@ class Hello:
     """The keeper's first message: who it is and which attempts it still has to deliver.
 
     `is_probe`: it only asks whether it would be let in. The manager answers Welcome and ends the stream, and the session of
-    the job's real keeper goes on.
+    the job's real keeper goes on. `returns_trials`: it knows `ReturnTrial`.
     """
 
     version: str
@@ -56,6 +56,7 @@ class Hello:
     task: str
     attempts: tuple[AttemptKey, ...] = ()
     is_probe: bool = False
+    returns_trials: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,20 @@ class RunTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnTrial:
+    """Give this trial back, unless it has begun. Only for keepers that say that they know it."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReturned:
+    """The answer to `ReturnTrial`: the keeper does not have the trial, and will not begin it."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopTrial:
     """Stop this trial; the reason is on record before any signal is sent."""
 
@@ -184,5 +199,5 @@ class Leave:
     reason: str
 
 
-KeeperMessage = Hello | TrialStarted | Chunk | TrialEnded | Usage | Idle
-ManagerMessage = Welcome | RunTrial | StopTrial | Durable | Leave
+KeeperMessage = Hello | TrialStarted | Chunk | TrialEnded | Usage | Idle | TrialReturned
+ManagerMessage = Welcome | RunTrial | ReturnTrial | StopTrial | Durable | Leave

@@ -149,9 +149,29 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class KeeperMatched:
-    """A keeper of an agreeing version has connected."""
+    """A keeper of an agreeing version has connected. What it says on an earlier stream does not come here any more.
+
+    `returns_trials`: it gives back what it is asked for and has not begun.
+    """
 
     job_id: str
+    returns_trials: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperCutOff:
+    """The stream of a keeper has ended, or the job has: what was said on it last may be lost, either way."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialGivenBack:
+    """A keeper does not have a trial that it was asked for, and will not begin it."""
+
+    job_id: str
+    trial_id: str
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +260,8 @@ Event = (
     | JobGone
     | JobSubmitted
     | KeeperMatched
+    | KeeperCutOff
+    | TrialGivenBack
     | KeeperFound
     | UsageReported
     | TrialStopAsked
@@ -339,6 +361,14 @@ class GiveTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class AskBack:
+    """Ask the keeper of a job for a trial that it was given ahead, after all that it was to be given before."""
+
+    job: Job
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
 class DismissJob:
     """Let the job end: it gets no other trial."""
 
@@ -403,6 +433,7 @@ Effect = (
     | SaveUsage
     | SubmitJob
     | GiveTrial
+    | AskBack
     | DismissJob
     | CancelTrial
     | RecallTrial

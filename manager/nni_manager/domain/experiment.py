@@ -10,7 +10,8 @@ is exhausted. Nothing here looks at all trials, so the ten-thousandth costs what
 An assessor, if there is one, hears the numbers of intermediate results and may refuse a trial, which is then stopped early.
 
 With reuse and a tuner that does not learn, trials that are short are asked for ahead: each busy job gets one more, or some when
-they are very short, which its keeper begins by itself, so that no trial waits for a word from here.
+they are very short, which its keeper begins by itself, so that no trial waits for a word from here. What turns out to wait
+there while another job has nothing to do, and nothing is coming for it, is asked back; see `jobs`.
 
 Times named `now_s` are monotonic; those inside events and trials are seconds since the epoch.
 """
@@ -24,6 +25,7 @@ from enum import Enum
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.events import (
     AskAssessor,
+    AskBack,
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
@@ -43,6 +45,7 @@ from nni_manager.domain.events import (
     GiveTrial,
     JobGone,
     JobSubmitted,
+    KeeperCutOff,
     KeeperFound,
     KeeperIdle,
     KeeperMatched,
@@ -62,6 +65,7 @@ from nni_manager.domain.events import (
     TellAssessor,
     TellTuner,
     TimePassed,
+    TrialGivenBack,
     TrialProposed,
     TrialRefused,
     TrialStopAsked,
@@ -326,6 +330,11 @@ class Experiment:
             if not trial.state.is_final and (given := self.jobs.live.get(trial.job_id)) is not None:
                 give = self.jobs.give if given.trial_id is None else self.jobs.give_ahead
                 give(given, trial.trial_id)
+                if trial.state is not TrialState.WAITING:
+                    self.jobs.note_begun(given.job_id, trial.trial_id)
+        for trial in self.trials.values():
+            if trial.state.is_final and (had := self.jobs.live.get(trial.job_id)) is not None:
+                had.taken += 1
         if not self.reuses_jobs:
             for job in self.jobs.spare:  # its trial is over: nothing is left for it to do
                 self.jobs.dismiss(job)
@@ -395,7 +404,13 @@ class Experiment:
             case KeeperMatched():
                 self.keeper_has_matched = True
                 self.silence.broken(event.job_id)
-                return self._note_heard(event.job_id)
+                return self._note_matched(event)
+            case KeeperCutOff():
+                if (job := self.jobs.live.get(event.job_id)) is not None:
+                    self.jobs.note_link(job, is_up=False)
+                return []
+            case TrialGivenBack():
+                return self._note_given_back(event, now_s)
             case KeeperFound():
                 return self._note_found(event.job_id)
             case TrialStopAsked():
@@ -531,6 +546,7 @@ class Experiment:
             return [CancelTrial(trial, trial.reason_for_others)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
+        self.jobs.note_begun(trial.job_id, trial.trial_id)
         self._timed.pop(trial.trial_id, None)
         self._timed[trial.trial_id] = None
         stopped_before = trial.stop_reason or (
@@ -594,6 +610,7 @@ class Experiment:
         if is_told_again or not trial.counts(key):
             return []
         trial.ended_in(ended)
+        self.jobs.note_begun(trial.job_id, trial.trial_id)  # one that could not be started has no start
         return self._decide(trial)
 
     def _decide(self, trial: Trial) -> list[Effect]:
@@ -652,6 +669,11 @@ class Experiment:
 
     # ---- jobs
 
+    def _note_matched(self, event: KeeperMatched) -> list[Effect]:
+        if (job := self.jobs.live.get(event.job_id)) is not None:
+            self.jobs.note_link(job, is_up=True, returns_trials=event.returns_trials)
+        return self._note_heard(event.job_id)
+
     def _note_heard(self, job_id: str) -> list[Effect]:
         job = self.jobs.live.get(job_id)
         if job is None or job.was_heard:
@@ -676,11 +698,29 @@ class Experiment:
         if job.state is JobState.LEAVING:
             return [DismissJob(job)]  # the word was lost with a link
         for trial in self.trials_of(job):
+            if trial.trial_id in job.asked_ids:
+                continue  # it gives it back, or had not heard of it when it said this: it says which in a moment
             if event.task not in trial.ends and event.task not in trial.undelivered:
                 # It never heard of the trial: the word was lost with a link or a manager, or is on its way.
                 return [GiveTrial(job, trial, event.task)]
         self.jobs.note_idle(job, event.task)
         return []
+
+    def _note_given_back(self, event: TrialGivenBack, now_s: float) -> list[Effect]:
+        job = self.jobs.live.get(event.job_id)
+        if job is None or event.trial_id not in job.asked_ids:
+            return []  # it is over, or is another job's by now
+        trial = self.trials[event.trial_id]
+        if trial.stop_reason is not None:
+            return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_IT_BEGAN, event.at_s, now_s)
+        self.jobs.take_back(job, trial.trial_id)
+        trial.job_id = ""
+        return [SaveTrial(trial)]
+
+    def _ask_back(self) -> list[Effect]:
+        """Whoever is idle gets what waits elsewhere, unless the tuner is about to propose something."""
+        asked = self.jobs.ask_back(self._asked) if self.reuses_jobs else []
+        return [AskBack(job, self.trials[trial_id]) for job, trial_id in asked]
 
     def _note_job_end(self, event: JobGone, now_s: float) -> list[Effect]:
         job = self.jobs.end(event.job_id)
@@ -785,8 +825,8 @@ class Experiment:
             job = jobs.add(Job(jobs.new_id()))
             effects += [SaveJob(job), SubmitJob(job)]
         will_more_come = self.state in (ExperimentState.INITIALIZED, ExperimentState.RUNNING) or self._asked
-        if not will_more_come and not jobs.queue:
-            for job in jobs.spare:
+        if not will_more_come and not jobs.queue and jobs.needless > 0:
+            for job in jobs.spare[: jobs.needless]:
                 jobs.dismiss(job)
                 effects.append(DismissJob(job))
         return effects
@@ -900,7 +940,7 @@ class Experiment:
                     self._asked += 1
                     self._ends_when_asked = self._ends
                     effects.append(AskTuner(self._new_sequence_id()))
-        effects += self._fit_jobs()
+        effects += self._ask_back() + self._fit_jobs()
         if self._live == 0 and self._asked == 0:
             if (self.state, ExperimentEvent.ALL_ENDED) in NEXT:
                 effects += self._move(ExperimentEvent.ALL_ENDED, now_s)

@@ -4,6 +4,14 @@ A job without reuse is made for one trial and leaves after it. A reused job is m
 its keepers are idle it is given one, and so on, until it leaves. It may be given the next ones ahead, while it is busy: its
 keeper then begins them without a word from here. Nothing here looks at all jobs, so a thousand of them cost an event what
 ten did.
+
+What was given ahead may turn out long, so it is asked back when a job is idle and nothing else is coming for it: one trial for
+each such job, each time the last of those that a job has most of. A keeper that has not begun it gives it back, and it is the
+next that is given; one that has does not answer, since its start is told anyway. Between question and answer the trial stays
+with its job. It is not asked for again as long as the keeper's stream lasts, and whatever is said on another stream is no
+answer; when the stream has ended nobody knows which of the two was lost, and both are forgotten. If it was the answer, the
+keeper does not have the trial any more, which then is either asked for again (who does not have a trial gives it back as well)
+or given again, when the keeper is idle.
 """
 
 from collections import Counter, deque
@@ -66,27 +74,68 @@ class Job:
     was_heard: bool = False
     was_found: bool = False
     idle_tasks: set[str] = field(default_factory=set)
+    returns_trials: bool = True
+    """Whether its keeper, when it was last connected, knew how to give a trial back. Until then it may."""
+    is_linked: bool = False
+    """Whether its keeper is connected."""
+    begun_ids: set[str] = field(default_factory=set)
+    """Which of `next_ids` have begun, as far as is known."""
+    asked_ids: set[str] = field(default_factory=set)
+    """Which of its trials were asked back, and nothing has come of it yet."""
+    taken: int = 0
+    """How many trials it was given in all and has not given back."""
 
     @property
     def trial_ids(self) -> tuple[str, ...]:
         """All that it was given and that is not over, in order."""
         return () if self.trial_id is None else (self.trial_id, *self.next_ids)
 
+    @property
+    def unbegun_ids(self) -> list[str]:
+        """Those that were given ahead and have not begun, in order."""
+        return [trial_id for trial_id in self.next_ids if trial_id not in self.begun_ids]
+
+
+class _Ranking:
+    """Ids of jobs by a small number each, and among equals by when they got it."""
+
+    def __init__(self, most: int) -> None:
+        self.by_number: tuple[dict[str, None], ...] = tuple({} for _ in range(most + 1))
+        self._numbers: dict[str, int] = {}
+
+    def put(self, job_id: str, number: int) -> None:
+        """The job has this number from now on."""
+        self.drop(job_id)
+        self._numbers[job_id] = number
+        self.by_number[number][job_id] = None
+
+    def drop(self, job_id: str) -> None:
+        """The job has none."""
+        if (number := self._numbers.pop(job_id, None)) is not None:
+            del self.by_number[number][job_id]
+
 
 @dataclass(slots=True)
 class Jobs:
     """The jobs that have not ended, and the trials that wait for one.
 
-    `tasks` is how many keepers a job has.
+    `tasks` is how many keepers a job has, `max_trials` how many trials it may run; 0: any number.
     """
 
     tasks: int = 1
+    max_trials: int = 0
     live: dict[str, Job] = field(default_factory=dict)
     queue: deque[str] = field(default_factory=deque)
     """Trials without a job, in the order in which they are given one."""
     _idle: dict[str, None] = field(default_factory=dict)
-    _busy: tuple[dict[str, None], ...] = field(default_factory=lambda: tuple({} for _ in range(MOST_AHEAD)))
+    _busy: _Ranking = field(default_factory=lambda: _Ranking(MOST_AHEAD - 1))
     """Busy jobs that may be given a trial ahead, by how many they have that follow."""
+    _givers: _Ranking = field(default_factory=lambda: _Ranking(MOST_AHEAD))
+    """Busy jobs that may be asked for a trial, by how many they have that were not asked for; the last number means more, too."""
+    _returnable: dict[str, int] = field(default_factory=dict)
+    """How many trials may come back from each job, asked for or not; only of those whose keepers know how to give back."""
+    _returnable_count: int = 0
+    _asked_count: int = 0
     _counts: Counter[JobState] = field(default_factory=Counter)
     _made: int = 0
 
@@ -110,6 +159,7 @@ class Jobs:
     def give(self, job: Job, trial_id: str) -> None:
         """The job runs this trial from now on."""
         job.trial_id = trial_id
+        job.taken += 1
         job.idle_tasks.clear()
         self._move(job, JobEvent.TRIAL_GIVEN)
 
@@ -121,6 +171,7 @@ class Jobs:
     def give_ahead(self, job: Job, trial_id: str) -> None:
         """A busy job runs this trial after those it has."""
         job.next_ids.append(trial_id)
+        job.taken += 1
         job.idle_tasks.clear()
         self._note_room(job)
 
@@ -133,11 +184,87 @@ class Jobs:
             job.next_ids.remove(trial_id)
         else:
             job.trial_id = job.next_ids.pop(0) if job.next_ids else None
+        job.begun_ids.intersection_update(job.next_ids)
+        self._forget_asked(job, trial_id)
         if job.trial_id is None:
             self._move(job, JobEvent.TRIAL_OVER)
             self._note_all_idle(job)
         else:
             self._note_room(job)
+
+    # ---- what is given back
+
+    def note_begun(self, job_id: str, trial_id: str) -> None:
+        """A trial of the job has begun: it is not given back any more."""
+        job = self.live.get(job_id)
+        if job is None or trial_id not in job.trial_ids:
+            return
+        if trial_id in job.next_ids:
+            job.begun_ids.add(trial_id)
+        if trial_id in job.asked_ids:
+            self._forget_asked(job, trial_id)
+            job.idle_tasks.clear()  # it was said before the trial came
+        self._note_giver(job)
+
+    def note_link(self, job: Job, *, is_up: bool, returns_trials: bool = False) -> None:
+        """A keeper of the job has connected, or is cut off. What was asked on the stream of before is not answered any more."""
+        job.is_linked = is_up
+        if is_up:
+            job.returns_trials = returns_trials
+        self._forget_asked(job, *job.asked_ids)
+        self._note_giver(job)
+
+    def ask_back(self, coming: int) -> list[tuple[Job, str]]:
+        """Which trials to ask back of which jobs, from now on: one for each idle job.
+
+        Trials that wait are given to idle jobs first, and so is what is `coming`.
+        """
+        asked: list[tuple[Job, str]] = []
+        wanted = self._counts[JobState.IDLE] - coming - len(self.queue) - self._asked_count
+        while len(asked) < wanted and (job := self._next_giver()) is not None:
+            trial_id = next(each for each in reversed(job.unbegun_ids) if each not in job.asked_ids)
+            job.asked_ids.add(trial_id)
+            self._asked_count += 1
+            self._note_giver(job)
+            asked.append((job, trial_id))
+        return asked
+
+    def take_back(self, job: Job, trial_id: str) -> None:
+        """The job has given back a trial that it was asked for: it is the next that is given."""
+        job.taken -= 1
+        self.free(job.job_id, trial_id)
+        self.queue.appendleft(trial_id)
+
+    @property
+    def needless(self) -> int:
+        """How many of those without a trial are too many for all that could come back, when nothing else comes."""
+        return self._counts[JobState.READYING] + self._counts[JobState.IDLE] - self._returnable_count
+
+    def _next_giver(self) -> Job | None:
+        """Of the jobs that may be asked for a trial, the one with the most of them."""
+        having = reversed(self._givers.by_number[1:])
+        return next((self.live[next(iter(jobs))] for jobs in having if jobs), None)
+
+    def _forget_asked(self, job: Job, *trial_ids: str) -> None:
+        before = len(job.asked_ids)
+        job.asked_ids.difference_update(trial_ids)
+        self._asked_count += len(job.asked_ids) - before
+
+    def _note_giver(self, job: Job) -> None:
+        self._forget_giver(job)
+        if job.state is not JobState.BUSY or not job.returns_trials or self.tasks > 1:
+            return
+        unasked = sum(trial_id not in job.asked_ids for trial_id in job.unbegun_ids)
+        self._returnable[job.job_id] = unasked + len(job.asked_ids)
+        self._returnable_count += self._returnable[job.job_id]
+        if job.is_linked:
+            self._givers.put(job.job_id, min(unasked, MOST_AHEAD))
+
+    def _forget_giver(self, job: Job) -> None:
+        self._returnable_count -= self._returnable.pop(job.job_id, 0)
+        self._givers.drop(job.job_id)
+
+    # ---- who leaves
 
     def dismiss(self, job: Job) -> None:
         """The job gets no other trial."""
@@ -149,7 +276,9 @@ class Jobs:
         if job is not None:
             self._counts[job.state] -= 1
             self._idle.pop(job_id, None)
-            self._forget_room(job)
+            self._forget_asked(job, *job.asked_ids)
+            self._busy.drop(job_id)
+            self._forget_giver(job)
         return job
 
     def next_idle(self) -> Job | None:
@@ -158,7 +287,8 @@ class Jobs:
 
     def next_with_room(self, most_ahead: int = 1) -> Job | None:
         """Of the busy jobs with the fewest trials that follow, fewer than these, the one that has been so for longest."""
-        return next((self.live[next(iter(jobs))] for jobs in self._busy[:most_ahead] if jobs), None)
+        having = self._busy.by_number[:most_ahead]
+        return next((self.live[next(iter(jobs))] for jobs in having if jobs), None)
 
     @property
     def busy(self) -> int:
@@ -177,10 +307,11 @@ class Jobs:
 
     @property
     def spare(self) -> list[Job]:
-        """Those without a trial; empty at once when there are none."""
+        """Those without a trial, and last those that could be given one at once; empty at once when there are none."""
         if not self._counts[JobState.READYING] + self._counts[JobState.IDLE]:
             return []
-        return [job for job in self.live.values() if job.state in (JobState.READYING, JobState.IDLE)]
+        free = [job for job in self.live.values() if job.state in (JobState.READYING, JobState.IDLE)]
+        return sorted(free, key=lambda job: job.state is JobState.IDLE)
 
     def _note_all_idle(self, job: Job) -> None:
         if len(job.idle_tasks) >= self.tasks:
@@ -197,10 +328,9 @@ class Jobs:
         self._note_room(job)
 
     def _note_room(self, job: Job) -> None:
-        self._forget_room(job)
-        if job.state is JobState.BUSY and len(job.next_ids) < MOST_AHEAD:
-            self._busy[len(job.next_ids)][job.job_id] = None
-
-    def _forget_room(self, job: Job) -> None:
-        for jobs in self._busy:
-            jobs.pop(job.job_id, None)
+        self._note_giver(job)
+        has_room = len(job.next_ids) < MOST_AHEAD and not 0 < self.max_trials <= job.taken
+        if job.state is JobState.BUSY and has_room:
+            self._busy.put(job.job_id, len(job.next_ids))
+        else:
+            self._busy.drop(job.job_id)

@@ -10,7 +10,16 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from nni_manager.config.model import ExperimentConfig
-from nni_manager.domain.events import AttemptLost, AttemptStarted, Event, GiveTrial, JobGone, JobSubmitted
+from nni_manager.domain.events import (
+    AskBack,
+    AttemptLost,
+    AttemptStarted,
+    Event,
+    GiveTrial,
+    JobGone,
+    JobSubmitted,
+    KeeperCutOff,
+)
 from nni_manager.domain.experiment import STOPPED_BEFORE_IT_BEGAN, Experiment
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
@@ -70,6 +79,8 @@ class ClusterJobs:
         """For each job the last word to its keepers that was or is to be given: they run trials in the order of these."""
         self._words_under_way: set[tuple[str, str, str | None]] = set()
         """The trials that are being given: the job, the trial, and the task that is told, or None for all."""
+        self._questions_under_way: set[tuple[str, str]] = set()
+        """The trials that are about to be asked back: the job and the trial."""
 
     def begin_to_submit(self, job: Job) -> None:
         """Ask the cluster for the job, again and again as long as that fails for the moment only."""
@@ -185,6 +196,23 @@ class ClusterJobs:
             if trial.stop_reason is not None:
                 self._keepers.stop(trial, trial.stop_reason)
 
+    def begin_to_ask_back(self, effect: AskBack) -> None:
+        """Ask the keeper of a job for a trial: it hears of that after it was told to run it, and before anything else."""
+        question = (effect.job.job_id, effect.trial.trial_id)
+        if question in self._questions_under_way:
+            return  # it was cut off meanwhile, and is asked on its new stream
+        self._questions_under_way.add(question)
+        ask = self._ask_back(effect.job, effect.trial, self._giving.get(effect.job.job_id))
+        self._giving[effect.job.job_id] = self._spawn(ask)
+
+    async def _ask_back(self, job: Job, trial: Trial, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        self._questions_under_way.discard((job.job_id, trial.trial_id))
+        if trial.trial_id in job.asked_ids:
+            log.info("trial %s: job %s is asked to give it back", trial.trial_id, job.job_id)
+            self._keepers.ask_back(job.job_id, trial.trial_id)
+
     def _settings(self, job: Job) -> KeeperSettings:
         return KeeperSettings(
             experiment_id=self._experiment.experiment_id,
@@ -269,6 +297,8 @@ class ClusterJobs:
 
     async def _recover(self, job: Job, ended: JobEnded) -> None:
         """The job is gone, perhaps before its keepers told everything: the workspace has the rest."""
+        # From here on none of its trials goes to another job, where what is left of it here would be taken for it.
+        self._post(KeeperCutOff(job.job_id))
         how = (
             "its keeper is gone"
             if ended.exit_code is None

@@ -17,6 +17,7 @@ from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import ExperimentConfig
 from nni_manager.domain.events import (
     AskAssessor,
+    AskBack,
     AskTuner,
     Begun,
     CancelTrial,
@@ -123,6 +124,7 @@ class Engine:
         self._files = SharedFiles(folder.workspace, self._service.share)
         self.experiment.completion = self._service.completion
         self.experiment.jobs.tasks = self.keepers.roads.tasks = self._service.completion.tasks
+        self.experiment.jobs.max_trials = config.reuse.max_trials
         self.experiment.silence.needs_network = config.reuse.is_on
         self.mount_road = MountRoad(
             self.experiment,
@@ -405,6 +407,8 @@ class Engine:
                 self.jobs.begin_to_submit(effect.job)
             case GiveTrial():
                 self.jobs.begin_to_give(effect)
+            case AskBack():
+                self.jobs.begin_to_ask_back(effect)
             case CancelTrial():
                 self.jobs.cancel(effect.trial, effect.reason)
             case RecallTrial():

@@ -15,10 +15,12 @@ from nni_manager.domain.events import (
     AttemptStarted,
     CollectionEnded,
     Event,
+    KeeperCutOff,
     KeeperIdle,
     KeeperMatched,
     MetricsStored,
     TaskReported,
+    TrialGivenBack,
     UsageReported,
 )
 from nni_manager.domain.experiment import Experiment
@@ -44,10 +46,12 @@ from trial_keeper.wire.messages import (
     KeeperMessage,
     Leave,
     ManagerMessage,
+    ReturnTrial,
     RunTrial,
     StopTrial,
     Stream,
     TrialEnded,
+    TrialReturned,
     TrialStarted,
     Usage,
     Welcome,
@@ -65,6 +69,9 @@ OPEN_ATTEMPTS = 1000
 MESSAGE_CHARACTERS = 8192
 # One line each in the manager's log; the count of all is in the store, and `nnictl trial ls` tells it.
 GARBAGE_LINES = 10
+
+
+_OF_NO_ATTEMPT = (Hello, Idle, TrialReturned)
 
 
 class KeeperSession:
@@ -91,7 +98,7 @@ class KeeperSession:
             StreamBroken: bytes are missing; the keeper must connect again.
             ProtocolBroken: it speaks of another keeper's trial, or says Hello twice.
         """
-        if not isinstance(message, Hello | Idle):
+        if not isinstance(message, _OF_NO_ATTEMPT):
             self._speaks_of.add(message.key)
         self._keepers.receive(self, message)
 
@@ -204,7 +211,7 @@ class Keepers:
             earlier.outgoing.put_nowait(None)
         of_job[hello.task] = session
         log.info("job %s: keeper %s of %s connected", job_id, hello.version, hello.task)
-        self._post(KeeperMatched(job_id))
+        self._post(KeeperMatched(job_id, hello.returns_trials))
         if not is_given_up:
             self.roads.connected(job_id, hello.task, time.monotonic())
         session.outgoing.put_nowait(Welcome(__version__, attempts))
@@ -233,13 +240,15 @@ class Keepers:
             if not of_job:
                 del self._sessions[session.job_id]
             log.info("job %s: keeper of %s disconnected", session.job_id, session.task)
+            if self.is_open:
+                self._post(KeeperCutOff(session.job_id))
 
     def receive(self, session: KeeperSession, message: KeeperMessage) -> None:
         """What a keeper says; see `KeeperSession.receive`."""
         if not self.is_open:
             return  # nothing of it is acknowledged: it is said again to the next manager
         self.roads.heard(session.job_id, session.task, time.monotonic())
-        if not isinstance(message, Hello | Idle) and self._is_of_before(session, message.key):
+        if not isinstance(message, _OF_NO_ATTEMPT) and self._is_of_before(session, message.key):
             if isinstance(message, TrialStarted | TrialEnded):
                 session.outgoing.put_nowait(_closed(message.key))
             return
@@ -263,6 +272,10 @@ class Keepers:
                 self._post(UsageReported(message))
             case Idle():
                 self._post(KeeperIdle(session.job_id, session.task))
+            case TrialReturned():
+                if self._sessions.get(session.job_id, {}).get(session.task) is session:
+                    # On a stream of before it would be the answer to another question.
+                    self._post(TrialGivenBack(session.job_id, message.trial_id, time.time()))
 
     # ---- bytes, from a stream or from the workspace
 
@@ -300,6 +313,10 @@ class Keepers:
         for session in self._of_job(job_id):
             if task in (None, session.task):
                 session.outgoing.put_nowait(RunTrial(trial_id))
+
+    def ask_back(self, job_id: str, trial_id: str) -> None:
+        """Ask the keeper of a job for a trial. If it is cut off, the experiment hears of that."""
+        self._tell(job_id, ReturnTrial(trial_id))
 
     def stop(self, trial: Trial, reason: ExitReason) -> bool:
         """Tell the keepers of a trial to stop it; whether one listens."""

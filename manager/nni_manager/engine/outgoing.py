@@ -9,8 +9,8 @@ from trial_keeper.wire.messages import Durable, ManagerMessage, Welcome
 class Outgoing(asyncio.Queue[ManagerMessage | None]):
     """A queue that a keeper which does not listen cannot make grow: of what says the same, only the newest waits.
 
-    So no more waits than one word about the offsets of each of its attempts, one to run and one to stop each of its trials,
-    one to leave, and the end.
+    So no more waits than one word about the offsets of each of its attempts, one to run, one to return and one to stop each of
+    its trials, one to leave, and the end.
     """
 
     def _init(self, maxsize: int) -> None:

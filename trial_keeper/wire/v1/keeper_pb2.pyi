@@ -55,6 +55,7 @@ class ConnectRequest(_message.Message):
     TRIAL_ENDED_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     IDLE_FIELD_NUMBER: _builtins.int
+    TRIAL_RETURNED_FIELD_NUMBER: _builtins.int
     ALSO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
@@ -68,6 +69,8 @@ class ConnectRequest(_message.Message):
     def usage(self) -> Global___Usage: ...
     @_builtins.property
     def idle(self) -> Global___Idle: ...
+    @_builtins.property
+    def trial_returned(self) -> Global___TrialReturned: ...
     @_builtins.property
     def also(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectRequest]:
         """What was said right after it, in this order; these have no `also` of their own. A message of its own costs each side about as
@@ -83,13 +86,14 @@ class ConnectRequest(_message.Message):
         trial_ended: Global___TrialEnded | None = ...,
         usage: Global___Usage | None = ...,
         idle: Global___Idle | None = ...,
+        trial_returned: Global___TrialReturned | None = ...,
         also: _abc.Iterable[Global___ConnectRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "hello", b"hello", "idle", b"idle", "message", b"message", "trial_ended", b"trial_ended", "trial_started", b"trial_started", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "hello", b"hello", "idle", b"idle", "message", b"message", "trial_ended", b"trial_ended", "trial_returned", b"trial_returned", "trial_started", b"trial_started", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "chunk", b"chunk", "hello", b"hello", "idle", b"idle", "message", b"message", "trial_ended", b"trial_ended", "trial_started", b"trial_started", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "chunk", b"chunk", "hello", b"hello", "idle", b"idle", "message", b"message", "trial_ended", b"trial_ended", "trial_returned", b"trial_returned", "trial_started", b"trial_started", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "trial_started", "chunk", "trial_ended", "usage", "idle"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "trial_started", "chunk", "trial_ended", "usage", "idle", "trial_returned"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -104,6 +108,7 @@ class ConnectResponse(_message.Message):
     STOP_TRIAL_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    RETURN_TRIAL_FIELD_NUMBER: _builtins.int
     ALSO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
@@ -116,6 +121,8 @@ class ConnectResponse(_message.Message):
     @_builtins.property
     def leave(self) -> Global___Leave: ...
     @_builtins.property
+    def return_trial(self) -> Global___ReturnTrial: ...
+    @_builtins.property
     def also(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectResponse]:
         """As in ConnectRequest."""
 
@@ -127,13 +134,14 @@ class ConnectResponse(_message.Message):
         stop_trial: Global___StopTrial | None = ...,
         durable: Global___Durable | None = ...,
         leave: Global___Leave | None = ...,
+        return_trial: Global___ReturnTrial | None = ...,
         also: _abc.Iterable[Global___ConnectResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "leave", b"leave", "message", b"message", "run_trial", b"run_trial", "stop_trial", b"stop_trial", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "leave", b"leave", "message", b"message", "return_trial", b"return_trial", "run_trial", b"run_trial", "stop_trial", b"stop_trial", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "durable", b"durable", "leave", b"leave", "message", b"message", "run_trial", b"run_trial", "stop_trial", b"stop_trial", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "durable", b"durable", "leave", b"leave", "message", b"message", "return_trial", b"return_trial", "run_trial", b"run_trial", "stop_trial", b"stop_trial", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "run_trial", "stop_trial", "durable", "leave"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "run_trial", "stop_trial", "durable", "leave", "return_trial"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -200,6 +208,7 @@ class Hello(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     IS_PROBE_FIELD_NUMBER: _builtins.int
+    RETURNS_TRIALS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     experiment_id: _builtins.str
     job_id: _builtins.str
@@ -208,6 +217,8 @@ class Hello(_message.Message):
     """Only asks whether a keeper of this job would be let in. The manager answers Welcome and ends the stream; the session of
     the job's real keeper is not touched.
     """
+    returns_trials: _builtins.bool
+    """This keeper understands ReturnTrial. A keeper takes a message that it does not know for a manager it cannot work with."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptKey]:
         """What this keeper still has to deliver or is running now."""
@@ -221,10 +232,11 @@ class Hello(_message.Message):
         task: _builtins.str = ...,
         attempts: _abc.Iterable[Global___AttemptKey] | None = ...,
         is_probe: _builtins.bool = ...,
+        returns_trials: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "experiment_id", b"experiment_id", "is_probe", b"is_probe", "job_id", b"job_id", "task", b"task", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "experiment_id", b"experiment_id", "is_probe", b"is_probe", "job_id", b"job_id", "returns_trials", b"returns_trials", "task", b"task", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +487,52 @@ class RunTrial(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunTrial: _TypeAlias = RunTrial  # noqa: Y015
+
+@_typing.final
+class ReturnTrial(_message.Message):
+    """Give back this trial, unless it has begun; to keepers whose Hello has `returns_trials`. It follows every RunTrial of the same
+    trial, and the manager says no other RunTrial of it before it has heard what came of this.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReturnTrial: _TypeAlias = ReturnTrial  # noqa: Y015
+
+@_typing.final
+class TrialReturned(_message.Message):
+    """The answer to ReturnTrial: this keeper does not have the trial (any more), and will not begin it. If it has begun, there is no
+    answer but its TrialStarted.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrialReturned: _TypeAlias = TrialReturned  # noqa: Y015
 
 @_typing.final
 class StopTrial(_message.Message):

@@ -1,0 +1,492 @@
+"""What manager and keepers of reused jobs decide, played against each other over streams that are late and break.
+
+Both sides are the real ones that decide; what lies between them is done here as engine and host do it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nni_manager.domain import events as manager
+from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.limits import Limits
+from nni_manager.domain.trial import Trial, TrialState
+from trial_keeper.core import events as keeper
+from trial_keeper.core.keeper import Keeper
+from trial_keeper.core.link import LinkState
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    AttemptOffsets,
+    Durable,
+    Idle,
+    KeeperMessage,
+    Leave,
+    ManagerMessage,
+    ReturnTrial,
+    RunTrial,
+    StopTrial,
+    TrialEnded,
+    TrialReturned,
+    TrialStarted,
+    Welcome,
+)
+from trial_keeper.wire.reasons import ExitReason
+
+TASK = "main-0"
+FOR_EVER_S = 1e9
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream, as long as a side believes in it."""
+
+    job_id: str
+    to_manager: deque[KeeperMessage] = field(default_factory=deque)
+    to_keeper: deque[ManagerMessage] = field(default_factory=deque)
+
+
+class Container:
+    """A keeper, and the host around it. A trial's command ends when the test says so."""
+
+    def __init__(self, world: "World", job_id: str) -> None:
+        self.world = world
+        self.job_id = job_id
+        settings = KeeperSettings(
+            "exp", job_id, "/mnt/exp", "token", idle_timeout_s=FOR_EVER_S, linger_s=FOR_EVER_S
+        )
+        self.keeper = Keeper(settings)
+        self.now_s = 0.0
+        self.stream: Stream | None = None
+        self.exit_code: int | None = None
+
+    def handle(self, event: keeper.Event) -> None:
+        for effect in self.keeper.handle(event, self.now_s):
+            match effect:
+                case keeper.PrepareTrial(trial_id=trial_id):
+                    self.handle(keeper.TrialAssigned(self.world.claim(trial_id)))
+                case keeper.SpawnTrial(key=key):
+                    self.world.spawned[key.trial_id] += 1
+                    self.handle(keeper.TrialSpawned(key, 10.0))
+                case keeper.Send(message=message):
+                    if self.stream is not None:
+                        self.stream.to_manager.append(message)
+                case keeper.RecordExit(ended=ended):
+                    self.world.exits[ended.key] = ended
+                case keeper.OpenLink(attempts=attempts):
+                    self.stream = self.world.admit(self.job_id, attempts)
+                case keeper.Exit(code=code):
+                    self.exit_code = code
+                case _:
+                    pass
+
+    def connect(self) -> None:
+        if self.keeper.link.state is LinkState.WAITING:
+            self.now_s = max(self.now_s, self.keeper.link.retry_at_s or 0.0)
+            self.handle(keeper.TimePassed())
+
+    def lose_link(self) -> None:
+        self.stream = None
+        self.handle(keeper.LinkLost("gone"))
+
+    def end_trial(self, lasted_s: float) -> None:
+        attempt = self.keeper.current
+        assert attempt is not None
+        self.handle(keeper.TrialExited(attempt.key, lasted_s, 0, None, {}, ""))
+
+    def hear(self) -> None:
+        assert self.stream is not None
+        message = self.stream.to_keeper.popleft()
+        self.handle(keeper.LinkOpened(message) if isinstance(message, Welcome) else message)
+
+
+Word = manager.GiveTrial | manager.AskBack
+
+
+class World:
+    """A manager's domain, as the engine drives it, and the containers of its jobs."""
+
+    def __init__(self, concurrency: int = 3, max_trials: int = 12, max_trials_of_job: int = 0) -> None:
+        self.experiment = Experiment(
+            "exp", Limits(concurrency, max_trials, None), True, reuses_jobs=True, looks_ahead=True
+        )
+        self.experiment.jobs.max_trials = max_trials_of_job
+        self.containers: dict[str, Container] = {}
+        self.sessions: dict[str, Stream] = {}
+        self.streams: list[Stream] = []
+        self.words: dict[str, deque[Word]] = {}
+        self.questions: list[int] = []
+        self.undelivered: list[AttemptKey] = []
+        self.spawned: Counter[str] = Counter()
+        self.exits: dict[AttemptKey, TrialEnded] = {}
+        self.events: deque[manager.Event] = deque()
+        self.is_handling = False
+        self.post(manager.Begun())
+
+    # ---- the engine
+
+    def post(self, event: manager.Event) -> None:
+        self.events.append(event)
+        if self.is_handling:
+            return
+        self.is_handling = True
+        while self.events:
+            for effect in self.experiment.handle(self.events.popleft(), 0.0):
+                self.perform(effect)
+        self.is_handling = False
+
+    def perform(self, effect: manager.Effect) -> None:
+        match effect:
+            case manager.AskTuner(sequence_id=number):
+                self.questions.append(number)
+            case manager.SubmitJob(job=job):
+                self.containers[job.job_id] = Container(self, job.job_id)
+            case manager.GiveTrial(job=job) | manager.AskBack(job=job):
+                words = self.words.setdefault(job.job_id, deque())
+                if effect not in words:
+                    words.append(effect)
+            case (
+                manager.CancelTrial(trial=trial, reason=reason)
+                | manager.RecallTrial(trial=trial, reason=reason)
+            ):
+                self.tell(trial.job_id, StopTrial(trial.trial_id, reason))
+            case manager.CloseAttempt(key=key):
+                closed = Durable(AttemptOffsets(key, {}, closed=True))
+                self.tell(self.experiment.trials[key.trial_id].job_id, closed)
+            case manager.DismissJob(job=job):
+                is_heard = self.tell(job.job_id, Leave("no more trials"))
+                if not is_heard and job.job_id in self.containers:
+                    self.containers[job.job_id].exit_code = 0
+            case _:
+                pass
+
+    def tell(self, job_id: str, message: ManagerMessage) -> bool:
+        session = self.sessions.get(job_id)
+        if session is not None:
+            session.to_keeper.append(message)
+        return session is not None
+
+    def say(self, job_id: str) -> None:
+        """The first of the words that are to be said to a job's keeper."""
+        word = self.words[job_id].popleft()
+        if not self.words[job_id]:
+            del self.words[job_id]
+        job, trial = word.job, word.trial
+        if isinstance(word, manager.AskBack):
+            if trial.trial_id in job.asked_ids:
+                self.tell(job_id, ReturnTrial(trial.trial_id))
+        elif trial.trial_id in job.trial_ids and trial.job_id == job_id and not trial.state.is_final:
+            self.tell(job_id, RunTrial(trial.trial_id))
+            if trial.stop_reason is not None:
+                self.tell(job_id, StopTrial(trial.trial_id, trial.stop_reason))
+
+    def admit(self, job_id: str, attempts: Iterable[AttemptKey]) -> Stream:
+        stream = Stream(job_id)
+        self.streams.append(stream)
+        self.sessions[job_id] = stream
+        trials = self.experiment.trials
+        known = [AttemptOffsets(key, {}, trials[key.trial_id].state.is_final) for key in attempts]
+        stream.to_keeper.append(Welcome("0.6.0", tuple(known)))
+        self.post(manager.KeeperMatched(job_id, returns_trials=True))
+        return stream
+
+    def hear(self, stream: Stream) -> None:
+        message, job_id = stream.to_manager.popleft(), stream.job_id
+        match message:
+            case Idle():
+                self.post(manager.KeeperIdle(job_id, TASK))
+            case TrialReturned(trial_id=trial_id):
+                if self.sessions.get(job_id) is stream:
+                    self.post(manager.TrialGivenBack(job_id, trial_id, 20.0))
+            case TrialStarted(key=key):
+                assert self.experiment.trials[key.trial_id].job_id == job_id, "another job has it"
+                self.post(manager.AttemptStarted(key, 10.0))
+            case TrialEnded(key=key):
+                assert self.experiment.trials[key.trial_id].job_id == job_id, "another job has it"
+                self.post(manager.AttemptEnded(message))
+                self.undelivered.append(key)
+            case _:
+                raise AssertionError(message)
+
+    def cut_off(self, stream: Stream) -> None:
+        """The manager notices that a stream has ended."""
+        self.streams.remove(stream)
+        if self.sessions.get(stream.job_id) is stream:
+            del self.sessions[stream.job_id]
+            self.post(manager.KeeperCutOff(stream.job_id))
+
+    def bury(self, job_id: str, *, is_clean: bool) -> None:
+        """A job is gone: the workspace tells what it had begun."""
+        del self.containers[job_id]
+        self.words.pop(job_id, None)
+        self.post(manager.KeeperCutOff(job_id))
+        job = self.experiment.jobs.live[job_id]
+        untouched = set()
+        for trial_id in job.trial_ids:
+            key = AttemptKey(trial_id, 0, TASK)
+            if not self.spawned[trial_id]:
+                untouched.add(trial_id)
+            else:
+                self.post(manager.AttemptStarted(key, 10.0))
+            if key in self.exits:
+                self.post(manager.AttemptEnded(self.exits[key]))
+                self.post(manager.AttemptDelivered(key))
+        for stream in [stream for stream in self.streams if stream.job_id == job_id]:
+            self.cut_off(stream)
+        reason, said = ExitReason.KEEPER_LOST, "gone"
+        self.post(manager.JobGone(job_id, reason, said, 30.0, is_clean, frozenset(untouched)))
+
+    def restart(self) -> None:
+        """Another manager goes on with what was stored."""
+        before = self.experiment
+        for container in self.containers.values():
+            if container.stream is not None:
+                container.lose_link()
+        self.sessions.clear()
+        self.streams.clear()
+        self.words.clear()
+        self.questions.clear()
+        self.undelivered.clear()
+        after = self.experiment = Experiment(
+            "exp", before.limits, True, reuses_jobs=True, looks_ahead=True, state=before.state
+        )
+        after.jobs.max_trials = before.jobs.max_trials
+        for trial in before.trials.values():
+            trial.ended = None
+            trial.ends.clear()
+            trial.undelivered.clear()
+            key = AttemptKey(trial.trial_id, 0, TASK)
+            if trial.state not in (TrialState.WAITING, *final_states()) and self.spawned[trial.trial_id]:
+                trial.joined(key)
+                if key in self.exits:
+                    trial.ended_in(self.exits[key])
+                    trial.undelivered.discard(TASK)
+        after.restore(before.trials.values())
+        jobs = [Job(job.job_id, was_heard=job.was_heard) for job in before.jobs.live.values()]
+        after.restore_jobs(jobs, [])
+        self.post(manager.Begun())
+
+    # ---- the workspace
+
+    def claim(self, trial_id: str) -> AttemptKey:
+        assert not self.spawned[trial_id], f"{trial_id} runs twice"
+        return AttemptKey(trial_id, 0, TASK)
+
+    # ---- all of it
+
+    def answer(self, at: int = 0) -> None:
+        number = self.questions.pop(at)
+        self.post(manager.ParametersSuggested(f"t{number}", number, {}, {}, 1.0))
+
+    def deliver(self, at: int = 0) -> None:
+        key = self.undelivered.pop(at)
+        self.post(manager.AttemptDelivered(key))
+
+    def settle(self) -> None:
+        """Everybody is heard, until nothing is left to say."""
+        for _ in range(10_000):
+            for job_id, container in list(self.containers.items()):
+                if container.exit_code is not None:
+                    self.bury(job_id, is_clean=container.exit_code == 0)
+                elif container.stream is None:
+                    container.connect()
+            stale = [each for each in self.streams if self.containers[each.job_id].stream is not each]
+            if self.questions:
+                self.answer()
+            elif self.words:
+                self.say(next(iter(self.words)))
+            elif stream := next((each for each in self.streams if each.to_manager), None):
+                self.hear(stream)
+            elif stale:
+                self.cut_off(stale[0])
+            elif stream := next((each for each in self.streams if each.to_keeper), None):
+                self.containers[stream.job_id].hear()
+            elif self.undelivered:
+                self.deliver()
+            elif all(each.exit_code is None for each in self.containers.values()):
+                return
+        raise AssertionError("they talk without an end")
+
+    def running(self) -> list[Container]:
+        return [each for each in self.containers.values() if each.keeper.current is not None]
+
+    def idle(self) -> list[str]:
+        jobs = self.experiment.jobs.live.values()
+        return [job.job_id for job in jobs if job.state is JobState.IDLE]
+
+    def waiting_behind_others(self) -> list[str]:
+        jobs = self.experiment.jobs.live.values()
+        return [trial_id for job in jobs for trial_id in job.unbegun_ids]
+
+
+def final_states() -> list[TrialState]:
+    return [state for state in TrialState if state.is_final]
+
+
+def test_what_turns_out_long_is_shared_with_jobs_that_have_nothing_to_do() -> None:
+    world = World(concurrency=4, max_trials=17)
+    world.settle()
+    for _ in range(4):
+        for container in world.running():
+            container.end_trial(0.5)
+            world.settle()
+    first, *others = world.running()
+    while world.experiment.jobs.live[first.job_id].unbegun_ids and any(
+        other.keeper.current is not None for other in others
+    ):
+        for other in others:  # these have short ones still, and the first a long one
+            if other.keeper.current is not None:
+                other.end_trial(0.5)
+        world.settle()
+    assert all(count == 1 for count in world.spawned.values())
+    assert len(world.spawned) == 17, "everything has begun while the long one runs"
+
+
+class AnyExchange(RuleBasedStateMachine):
+    """Whatever is late, lost, stopped or dead: no trial is run twice or forgotten, and none waits while a job is idle."""
+
+    @initialize(max_trials=st.integers(7, 12), max_trials_of_job=st.sampled_from([0, 0, 0, 4]))
+    def begin(self, max_trials: int, max_trials_of_job: int) -> None:
+        """All jobs run a trial and are given some ahead, and then one of them has run all of its own."""
+        self.world = World(max_trials=max_trials, max_trials_of_job=max_trials_of_job)
+        self.misfortunes: Counter[str] = Counter()
+        self.world.settle()
+        quick = self.world.running()[0]
+        quick.end_trial(0.5)
+        self.world.settle()
+        while quick.keeper.current is not None:
+            quick.end_trial(0.5)
+        while quick.stream is not None and quick.stream.to_manager:
+            self.world.hear(quick.stream)
+
+    def befalls(self, what: str) -> None:
+        self.misfortunes[what] += 1
+
+    def pick(self, things: Iterable[object], number: int) -> object:
+        known = list(things)
+        return known[number % len(known)]
+
+    @precondition(lambda self: self.world.questions)
+    @rule(number=st.integers(0, 20))
+    def the_tuner_answers(self, number: int) -> None:
+        self.world.answer(number % len(self.world.questions))
+
+    @precondition(lambda self: self.world.words)
+    @rule(number=st.integers(0, 20))
+    def a_word_is_sent(self, number: int) -> None:
+        self.world.say(self.pick(self.world.words, number))
+
+    @precondition(lambda self: any(each.to_manager for each in self.world.streams))
+    @rule(number=st.integers(0, 20))
+    def the_manager_hears(self, number: int) -> None:
+        self.world.hear(self.pick((each for each in self.world.streams if each.to_manager), number))
+
+    def hearers(self) -> list[Container]:
+        linked = [each for each in self.world.containers.values() if each.stream is not None]
+        return [each for each in linked if each.exit_code is None and each.stream.to_keeper]
+
+    @precondition(lambda self: self.hearers())
+    @rule(number=st.integers(0, 20))
+    def a_keeper_hears(self, number: int) -> None:
+        self.pick(self.hearers(), number).hear()
+
+    @precondition(lambda self: self.world.undelivered)
+    @rule(number=st.integers(0, 20))
+    def bytes_arrive(self, number: int) -> None:
+        self.world.deliver(number % len(self.world.undelivered))
+
+    @precondition(lambda self: self.world.running())
+    @rule(number=st.integers(0, 20), lasted_s=st.sampled_from([0.5, 0.5, 5.0, 90.0]))
+    def a_trial_ends(self, number: int, lasted_s: float) -> None:
+        self.pick(self.world.running(), number).end_trial(lasted_s)
+
+    def linked(self) -> list[Container]:
+        return [each for each in self.world.containers.values() if each.stream is not None]
+
+    @precondition(lambda self: self.linked())
+    @rule(number=st.integers(0, 20))
+    def a_keeper_loses_its_link(self, number: int) -> None:
+        self.pick(self.linked(), number).lose_link()
+
+    @precondition(lambda self: len(self.linked()) < len(self.world.containers))
+    @rule(number=st.integers(0, 20))
+    def a_keeper_connects(self, number: int) -> None:
+        cut_off = [each for each in self.world.containers.values() if each.stream is None]
+        self.pick(cut_off, number).connect()
+
+    def stale(self) -> list[Stream]:
+        known = self.world.containers
+        return [each for each in self.world.streams if known[each.job_id].stream is not each]
+
+    @precondition(lambda self: self.stale())
+    @rule(number=st.integers(0, 20))
+    def the_manager_notices_a_lost_link(self, number: int) -> None:
+        self.world.cut_off(self.pick(self.stale(), number))
+
+    @precondition(lambda self: self.misfortunes["stop"] < 3)
+    @rule(number=st.integers(0, 20))
+    def a_trial_is_stopped(self, number: int) -> None:
+        self.befalls("stop")
+        trial_id = self.pick(self.world.experiment.trials, number)
+        self.world.post(manager.TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 20.0))
+
+    @precondition(lambda self: self.world.containers and self.misfortunes["death"] < 2)
+    @rule(number=st.integers(0, 20))
+    def a_job_dies(self, number: int) -> None:
+        self.befalls("death")
+        self.world.bury(self.pick(self.world.containers, number), is_clean=False)
+
+    @precondition(lambda self: any(each.exit_code is not None for each in self.world.containers.values()))
+    @rule()
+    def a_job_that_has_left_is_seen(self) -> None:
+        gone = next(each for each in self.world.containers.values() if each.exit_code is not None)
+        self.world.bury(gone.job_id, is_clean=gone.exit_code == 0)
+
+    @precondition(lambda self: self.misfortunes["restart"] < 1)
+    @rule()
+    def another_manager_takes_over(self) -> None:
+        self.befalls("restart")
+        self.world.restart()
+
+    @rule()
+    def time_passes(self) -> None:
+        self.world.post(manager.TimePassed())
+
+    @precondition(lambda self: self.misfortunes["silence"] < 2)
+    @rule()
+    def all_is_said(self) -> None:
+        self.befalls("silence")
+        self.see_that_nobody_waits_beside_an_idle_job()
+
+    def see_that_nobody_waits_beside_an_idle_job(self) -> None:
+        self.world.settle()
+        assert not (self.world.idle() and self.world.waiting_behind_others())
+
+    @invariant()
+    def a_trial_is_in_one_place(self) -> None:
+        experiment = self.world.experiment
+        places = list(experiment.jobs.queue)
+        places += [trial_id for job in experiment.jobs.live.values() for trial_id in job.trial_ids]
+        trials: Iterable[Trial] = experiment.trials.values()
+        assert sorted(places) == sorted(each.trial_id for each in trials if not each.state.is_final)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for _ in range(100):
+            self.see_that_nobody_waits_beside_an_idle_job()
+            for container in self.world.running():
+                container.end_trial(5.0)
+            if self.world.experiment.state.is_over:
+                break
+        assert self.world.experiment.state is ExperimentState.DONE
+        assert all(count <= 1 for count in self.world.spawned.values())
+
+
+TestAnyExchange = AnyExchange.TestCase
+TestAnyExchange.settings = hypothesis_settings(max_examples=200, stateful_step_count=60)
