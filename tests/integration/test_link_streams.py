@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 
 from trial_keeper.core.events import LinkLost, LinkOpened
+from trial_keeper.host import link as link_module
 from trial_keeper.host.link import (
     BYTES_AT_ONCE,
     LOG_BURST_BYTES,
@@ -17,7 +18,15 @@ from trial_keeper.host.link import (
 )
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import keeper_message_from_pb, keeper_messages_from_pb, manager_message_to_pb
-from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, TrialEnded, Welcome
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    Chunk,
+    Hello,
+    Stream,
+    TrialEnded,
+    TrialReturned,
+    Welcome,
+)
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
 from trial_keeper.wire.workspace import ManagerDocument, Workspace
@@ -87,6 +96,7 @@ class Recording(KeeperServiceServicer):
 
     def __init__(self):
         self.streams = []
+        self.requests = []
         self.most_at_once = self.most_bytes = 0
 
     async def Connect(self, request_iterator, context):  # noqa: N802
@@ -94,6 +104,7 @@ class Recording(KeeperServiceServicer):
         self.streams.append(brought)
         async for request in request_iterator:
             messages = keeper_messages_from_pb(request)
+            self.requests.append(messages)
             self.most_at_once = max(self.most_at_once, len(messages))
             self.most_bytes = max(self.most_bytes, request.ByteSize())
             brought.extend(messages)
@@ -179,6 +190,95 @@ async def say_much(folder):
         assert brought == [HELLO, *small, *large]
         assert 1 < servicer.most_at_once <= MESSAGES_AT_ONCE
         assert servicer.most_bytes < BYTES_AT_ONCE * 1.1
+
+
+LOG = Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.STDOUT, 0, b"a line of a log")
+
+
+def metric(number, size=1):
+    return Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, number, bytes(size))
+
+
+@contextlib.asynccontextmanager
+async def a_gathering_link(folder):
+    """A link that has just said Hello, and its server."""
+    servicer = Recording()
+    async with a_link_to(servicer, folder) as (link, events):
+        link.open(HELLO)
+        assert isinstance(await events.get(), LinkOpened)
+        link.gather(may_gather=True)
+        yield link, servicer
+
+
+async def until(servicer, requests):
+    while len(servicer.requests) < requests:
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def for_ever(monkeypatch):
+    """What is gathered goes only for another reason than that its time has come."""
+    monkeypatch.setattr(link_module, "GATHER_S", 1000.0)
+
+
+def test_what_nobody_waits_for_is_gathered_until_somebody_does(tmp_path, for_ever):
+    async def work():
+        async with a_gathering_link(tmp_path) as (link, servicer):
+            for message in (LOG, metric(1), metric(2)):
+                link.send(message)
+                await asyncio.sleep(0)
+            link.gather(may_gather=False)
+            await until(servicer, 3)
+            assert servicer.requests == [[HELLO], [metric(1), metric(2)], [LOG]]
+            link.send(metric(3))  # and nothing waits from then on
+            await until(servicer, 4)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_that_a_trial_is_given_back_is_told_at_once_with_all_that_was_gathered(tmp_path, for_ever, at_once):
+    async def work():
+        async with a_gathering_link(tmp_path) as (link, servicer):
+            for trial_id in ("aBcDe", "fGhIj"):
+                for message in (metric(1), LOG, metric(2)):
+                    link.send(message)
+                    await asyncio.sleep(0 if at_once else 0.001)
+                link.send(TrialReturned(trial_id))
+                await until(servicer, len(servicer.requests) + 1)
+                assert servicer.requests[-1] == [metric(1), metric(2), TrialReturned(trial_id), LOG]
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+@pytest.mark.parametrize(
+    "much", [[metric(1, 64 * 1024)], [metric(number) for number in range(1, 1 + MESSAGES_AT_ONCE)]]
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_much_is_not_gathered_any_longer(tmp_path, for_ever, much, at_once):
+    async def work():
+        async with a_gathering_link(tmp_path) as (link, servicer):
+            for message in much:
+                link.send(message)
+                await asyncio.sleep(0 if at_once else 0.001)
+            await until(servicer, 2)
+            assert servicer.requests == [[HELLO], much]
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_what_was_gathered_for_a_moment_goes_by_itself(tmp_path, monkeypatch):
+    async def work():
+        async with a_gathering_link(tmp_path) as (link, servicer):
+            for number in range(
+                1, 4
+            ):  # with the first a timer begins, and the last comes when that is long over
+                monkeypatch.setattr(link_module, "GATHER_S", 0.001 if number == 3 else 0.05)
+                link.send(metric(number))
+                await until(servicer, 1 + number)
+            assert servicer.requests == [[HELLO], [metric(1)], [metric(2)], [metric(3)]]
+
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_logs_of_a_running_trial_rest_after_a_burst_and_hold_up_no_metric(tmp_path):

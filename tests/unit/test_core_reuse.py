@@ -29,7 +29,7 @@ from trial_keeper.core.events import (
     TrialSpawned,
     TrialUnprepared,
 )
-from trial_keeper.core.keeper import Keeper
+from trial_keeper.core.keeper import PLENTY, Keeper
 from trial_keeper.core.replication import ChunkToSend
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import KeeperSettings
@@ -152,6 +152,16 @@ def test_what_follows_is_foreseen_as_soon_as_it_is_known_while_another_trial_run
     play.at(3, TrialAssigned(key_of("fourth")))
     told = play.at(3, TrialSpawned(key_of("fourth"), 1003.0))
     assert not any(isinstance(effect, ForeseeTrial) for effect in told)
+
+
+def test_there_is_plenty_to_do_as_long_as_several_trials_wait(play: Play) -> None:
+    play.runs("first")
+    for number in range(PLENTY):
+        assert not play.keeper.has_plenty
+        play.at(1, RunTrial(f"t{number}"))
+    assert play.keeper.has_plenty
+    play.exits("first")
+    assert not play.keeper.has_plenty
 
 
 def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> None:

@@ -518,7 +518,7 @@ def test_of_trials_that_are_very_short_a_job_is_given_some_ahead_and_begins_them
 
 
 def test_a_trial_that_fails_at_once_says_nothing_of_how_long_others_last() -> None:
-    play = Play(max_trials=9, looks_ahead=True)
+    play = Play(max_trials=30, looks_ahead=True)
     play.idle()
     for number in range(2):
         play.start(f"t{number}")
@@ -530,7 +530,18 @@ def test_a_trial_that_fails_at_once_says_nothing_of_how_long_others_last() -> No
     play.end("t2", at_s=10.02)
     play.deliver("t2")
     play.idle()
-    assert [given[1] for given in play.given] == [f"t{number}" for number in range(7)]
+    assert [given[1] for given in play.given] == [f"t{number}" for number in range(3 + 1 + 12)]
+
+
+@pytest.mark.parametrize(("lasted_s", "follow"), [(0.05, 12), (0.5, 3), (5.0, 1), (90.0, 0)])
+def test_the_shorter_trials_are_the_more_of_them_are_given_ahead(lasted_s: float, follow: int) -> None:
+    play = Play(max_trials=30, looks_ahead=True)
+    play.idle()
+    play.start("t0")
+    play.end("t0", at_s=10.0 + lasted_s)
+    play.deliver("t0")
+    play.idle()
+    assert [given[1] for given in play.given] == [f"t{number}" for number in range(1 + 1 + follow)]
 
 
 def test_what_was_given_ahead_goes_to_whoever_is_idle_when_its_job_is_gone_and_keeps_its_order() -> None:
@@ -626,6 +637,30 @@ def share(**options: Any) -> Play:
     assert play.experiment.jobs.live["env-0"].trial_ids == ("t1", "t2", "t3", "t4")
     assert play.asked_back == []
     return play
+
+
+def test_of_twelve_that_turn_out_long_each_idle_job_has_one_after_a_word_and_its_answer() -> None:
+    play = Play(concurrency=4, max_trials=1 + 1 + 12 + 3, looks_ahead=True)
+    play.idle("env-0")
+    play.start("t0")
+    play.end("t0", at_s=10.01)
+    play.deliver("t0")
+    play.idle("env-0")
+    long = play.experiment.jobs.live["env-0"]
+    play.start("t1")
+    assert long.trial_ids == tuple(f"t{number}" for number in range(1, 14))
+    others = {"env-1": "t14", "env-2": "t15", "env-3": "t16"}
+    for job_id in others:
+        play.idle(job_id)
+    for job_id, trial_id in others.items():
+        play.run(trial_id)
+        play.idle(job_id)
+    assert play.asked_back == [("env-0", "t13"), ("env-0", "t12"), ("env-0", "t11")]
+    assert play.dismissed == []
+    for trial_id in ("t13", "t12", "t11"):
+        give_back(play, trial_id)
+    assert [given[:2] for given in play.given[-3:]] == [("env-1", "t13"), ("env-2", "t12"), ("env-3", "t11")]
+    assert len(long.next_ids) == 9
 
 
 def give_back(play: Play, trial_id: str, job_id: str = "env-0") -> list[Effect]:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nni_manager.domain import events as manager
 from nni_manager.domain.experiment import Experiment, ExperimentState
-from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.jobs import MOST_AHEAD, Job, JobState
 from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.core import events as keeper
@@ -329,35 +329,39 @@ def final_states() -> list[TrialState]:
 
 
 def test_what_turns_out_long_is_shared_with_jobs_that_have_nothing_to_do() -> None:
-    world = World(concurrency=4, max_trials=17)
+    world = World(concurrency=4, max_trials=56)
     world.settle()
-    for _ in range(4):
-        for container in world.running():
-            container.end_trial(0.5)
-            world.settle()
-    first, *others = world.running()
-    while world.experiment.jobs.live[first.job_id].unbegun_ids and any(
-        other.keeper.current is not None for other in others
-    ):
-        for other in others:  # these have short ones still, and the first a long one
-            if other.keeper.current is not None:
-                other.end_trial(0.5)
+    for container in world.running():
+        container.end_trial(0.01)
         world.settle()
-    assert all(count == 1 for count in world.spawned.values())
-    assert len(world.spawned) == 17, "everything has begun while the long one runs"
+    jobs = world.experiment.jobs.live.values()
+    assert [len(job.next_ids) for job in jobs] == [MOST_AHEAD] * 4
+    long, *others = world.running()
+    while any(other.keeper.current is not None for other in others):
+        for other in others:  # all that they have in a moment, and nothing is heard meanwhile
+            while other.keeper.current is not None:
+                other.end_trial(0.01)
+        world.settle()
+        assert len(world.running()) == 4 or not world.waiting_behind_others()
+    assert world.running() == [long]
+    assert (len(world.spawned), set(world.spawned.values())) == (56, {1})
 
 
 class AnyExchange(RuleBasedStateMachine):
     """Whatever is late, lost, stopped or dead: no trial is run twice or forgotten, and none waits while a job is idle."""
 
-    @initialize(max_trials=st.integers(7, 12), max_trials_of_job=st.sampled_from([0, 0, 0, 4]))
-    def begin(self, max_trials: int, max_trials_of_job: int) -> None:
+    @initialize(
+        max_trials=st.integers(7, 20),
+        max_trials_of_job=st.sampled_from([0, 0, 0, 4]),
+        lasted_s=st.sampled_from([0.01, 0.5]),
+    )
+    def begin(self, max_trials: int, max_trials_of_job: int, lasted_s: float) -> None:
         """All jobs run a trial and are given some ahead, and then one of them has run all of its own."""
         self.world = World(max_trials=max_trials, max_trials_of_job=max_trials_of_job)
         self.misfortunes: Counter[str] = Counter()
         self.world.settle()
         quick = self.world.running()[0]
-        quick.end_trial(0.5)
+        quick.end_trial(lasted_s)
         self.world.settle()
         while quick.keeper.current is not None:
             quick.end_trial(0.5)
@@ -401,7 +405,7 @@ class AnyExchange(RuleBasedStateMachine):
         self.world.deliver(number % len(self.world.undelivered))
 
     @precondition(lambda self: self.world.running())
-    @rule(number=st.integers(0, 20), lasted_s=st.sampled_from([0.5, 0.5, 5.0, 90.0]))
+    @rule(number=st.integers(0, 20), lasted_s=st.sampled_from([0.01, 0.01, 0.5, 5.0, 90.0]))
     def a_trial_ends(self, number: int, lasted_s: float) -> None:
         self.pick(self.world.running(), number).end_trial(lasted_s)
 

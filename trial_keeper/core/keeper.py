@@ -75,6 +75,9 @@ from trial_keeper.wire.reasons import ExitReason
 LINGER_UNHEARD_S = 5.0
 # A manager that is started again is there by then; a job that a firewall cuts off would hold its GPUs for nothing.
 LONGEST_UNREACHED_S = 120.0
+# While the last of these runs, the manager hears what is told, asks for trials and gives them. It gives so many only when trials
+# are over in a moment.
+PLENTY = 4
 
 
 class Keeper:
@@ -98,6 +101,14 @@ class Keeper:
         self._idle_since_s = now_s
         self._own_code: int = 0
         self._exit_code: int | None = None
+
+    @property
+    def has_plenty(self) -> bool:
+        """Whether so many trials wait here that nothing has to be told at once for the next one to come in time.
+
+        What the manager waits for besides, such as a trial that it asked back, has to all the same.
+        """
+        return len(self._queue) >= PLENTY
 
     @property
     def next_deadline_s(self) -> float | None:

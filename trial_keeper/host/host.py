@@ -236,6 +236,8 @@ class Host:
     def _handle(self, event: Event) -> None:
         try:
             self._perform(self._keeper.handle(event, time.monotonic()))
+            if self._link is not None:
+                self._link.gather(may_gather=self._keeper.has_plenty)
             self._set_timer()
         except Exception as error:  # noqa: BLE001 - raised again by `run`
             # Whoever posted the event could only lose it, and leave a keeper that neither works nor ends.

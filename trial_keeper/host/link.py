@@ -5,6 +5,7 @@ It is encrypted where manager.json names a certificate, and then opens to the ow
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +17,7 @@ from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, why_not_trusted
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
-from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, Usage, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialReturned, Usage, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.own_port import StrangerListens, check_own
 from trial_keeper.wire.v1 import keeper_pb2 as pb
@@ -58,6 +59,16 @@ _REFUSALS = (
 # while its disk hangs, so with 1,000 of them larger ones would be most of its memory.
 MESSAGES_AT_ONCE = 64
 BYTES_AT_ONCE = 256 * 1024
+# For so long what is to be told is gathered, from one message of the stream to the next, while nobody waits for it: trials that
+# are over in a moment would each cost keeper and manager several of them.
+GATHER_S = 0.03
+# Of metrics: who writes so many in a moment has more, and waits for room.
+_MUCH_BYTES = 16 * 1024
+
+
+def _presses(message: KeeperMessage) -> bool:
+    """Whether the message, which is no log, goes at once with all that was gathered: it is large, or another job is idle."""
+    return isinstance(message, TrialReturned) or _size_of(message) >= _MUCH_BYTES
 
 
 def _size_of(message: KeeperMessage) -> int:
@@ -69,6 +80,9 @@ class _Outgoing:
 
     The end of an attempt may so overtake its last log chunks; the manager waits for the sizes that it names. The lane of logs
     moves in bursts: after `LOG_BURST_BYTES` it rests, as long as logs are paced, until their rate is down to what it may be.
+
+    While messages may be gathered, one goes `GATHER_S` after the one before it at the earliest, and takes along what has come,
+    logs last. What comes after a longer silence does not wait, and neither does much, or what presses.
     """
 
     def __init__(self, logs_are_paced: Callable[[], bool]) -> None:
@@ -76,6 +90,11 @@ class _Outgoing:
         self._urgent: deque[KeeperMessage] = deque()
         self._logs: deque[Chunk] = deque()
         self._has_news = asyncio.Event()
+        self._may_gather = False
+        self._goes_now = asyncio.Event()
+        self._pressing = 0
+        """How many messages press, among the urgent ones."""
+        self._taken_at_s = -math.inf
         self._burst_began_s = 0.0
         self._burst_bytes = 0
 
@@ -93,7 +112,21 @@ class _Outgoing:
             self._logs.append(message)
         else:
             self._urgent.append(message)
+            self._pressing += _presses(message)
         self._has_news.set()
+        if not self._may_wait:
+            self._goes_now.set()
+
+    def gather(self, *, may_gather: bool) -> None:
+        """Whether what is put here may wait a moment for more, from now on."""
+        self._may_gather = may_gather
+        if not self._may_wait:
+            self._goes_now.set()
+
+    @property
+    def _may_wait(self) -> bool:
+        is_much = len(self._urgent) + len(self._logs) >= MESSAGES_AT_ONCE
+        return self._may_gather and not self._pressing and not is_much
 
     def begin_burst(self) -> None:
         """Logs are paced from now on, or no more: what went before does not count."""
@@ -102,24 +135,45 @@ class _Outgoing:
 
     async def take(self) -> KeeperMessage:
         """The next message, once there is one. Nothing is lost when the caller is cancelled."""
-        while not self._urgent:
-            rest_s = self._rest_s()
-            if self._logs and rest_s <= 0:
-                return self._take_log()
+        while self._next() is None:
             self._has_news.clear()
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), rest_s if self._logs else None)
-        return self._urgent.popleft()
+                await asyncio.wait_for(self._has_news.wait(), self._rest_s() if self._logs else None)
+        await self._gathered()
+        self._taken_at_s = time.monotonic()
+        return self._pop()
+
+    async def _gathered(self) -> None:
+        """Return once the next message of the stream may go."""
+        left_s = self._taken_at_s + GATHER_S - time.monotonic()
+        if self._may_wait and left_s > 0:
+            self._goes_now.clear()
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._goes_now.wait(), left_s)
 
     def take_more(self, taken_bytes: int) -> list[KeeperMessage]:
-        """What is urgent as well and fits into one message of the stream with what was taken."""
+        """What fits into one message of the stream with what was taken: what is urgent as well, and logs that were gathered."""
         more: list[KeeperMessage] = []
-        while self._urgent and 1 + len(more) < MESSAGES_AT_ONCE:
-            taken_bytes += _size_of(self._urgent[0])
+        while (self._urgent or self._may_gather) and 1 + len(more) < MESSAGES_AT_ONCE:
+            if (following := self._next()) is None:
+                break
+            taken_bytes += _size_of(following)
             if taken_bytes > BYTES_AT_ONCE:
                 break
-            more.append(self._urgent.popleft())
+            more.append(self._pop())
         return more
+
+    def _next(self) -> KeeperMessage | None:
+        if self._urgent:
+            return self._urgent[0]
+        return self._logs[0] if self._logs and self._rest_s() <= 0 else None
+
+    def _pop(self) -> KeeperMessage:
+        if not self._urgent:
+            return self._take_log()
+        message = self._urgent.popleft()
+        self._pressing -= _presses(message)
+        return message
 
     def _rest_s(self) -> float:
         if self._burst_bytes < LOG_BURST_BYTES or not self._logs_are_paced():
@@ -151,6 +205,10 @@ class ManagerLink:
         """Whether logs go no faster than a running trial can spare, or as fast as they can: nothing runs that it could cost."""
         self._logs_are_paced = are_paced
         self._outgoing.begin_burst()
+
+    def gather(self, *, may_gather: bool) -> None:
+        """Whether what is sent may wait a moment for more, from now on: nobody waits for an answer."""
+        self._outgoing.gather(may_gather=may_gather)
 
     def open(self, hello: Hello) -> None:
         """Connect in the background; a try that is still under way is given up."""

@@ -87,10 +87,11 @@ from trial_keeper.wire.reasons import ExitReason
 TOP_TRIALS = 10
 LATEST_FAILURES = 3
 
-# Trials that last longer gain nothing by being asked for ahead, and one that is would wait as long for its turn.
-_SHORT_TRIAL_S = 60.0
-# Of these several are over while one is asked for, stored and given. A job that has as many waiting holds none up for long.
-_VERY_SHORT_TRIAL_S = 1.0
+# How many trials may follow the one that a job runs, if the last to succeed took less than so long. Longer ones gain nothing by
+# being asked for ahead. Of short ones several are over while one is asked for, stored and given; and of
+# those that are over in a moment so many follow that all this is done for some of them at once. Should they turn out long,
+# whoever is idle is given them.
+_AHEAD_BY_DURATION_S = ((0.1, MOST_AHEAD), (1.0, 3), (60.0, 1))
 
 # Of these the training code is not to blame, and another try may go well.
 _FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
@@ -844,7 +845,7 @@ class Experiment:
             self.jobs.free(trial.job_id, trial.trial_id)
             if trial.ended is not None and trial.started_at_s is not None and trial.ended_at_s is not None:
                 lasted_s = trial.ended_at_s - trial.started_at_s
-                most = MOST_AHEAD if lasted_s < _VERY_SHORT_TRIAL_S else int(lasted_s < _SHORT_TRIAL_S)
+                most = next((most for below_s, most in _AHEAD_BY_DURATION_S if lasted_s < below_s), 0)
                 # One that failed at once says nothing of how long the others last.
                 self._ahead = most if trial.state is TrialState.SUCCEEDED else min(most, self._ahead)
         elif (job := self.jobs.live.get(trial.job_id)) is not None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 # So many trials follow the one that a job runs, at most.
-MOST_AHEAD = 3
+MOST_AHEAD = 12
 
 
 class JobState(Enum):
