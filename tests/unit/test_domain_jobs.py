@@ -129,9 +129,32 @@ def test_the_job_with_the_most_to_follow_is_asked_first(jobs: Jobs) -> None:
 def test_what_has_begun_is_not_asked_back_and_a_question_it_has_overtaken_is_over(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.ask_back(1) == [(job, "t3")]
-    for trial_id in ("t1", "t2", "t3"):
+    for trial_id in ("t0", "t1", "t2", "t3"):
         jobs.note_begun("env-0", trial_id)
     assert (job.asked_ids, jobs.ask_back(0)) == (set(), [])
+
+
+def test_a_first_trial_that_another_has_overtaken_is_asked_back_last(jobs: Jobs) -> None:
+    job = jobs.live["env-0"]
+    for trial_id in ("t2", "t3"):
+        jobs.note_begun("env-0", trial_id)
+    assert job.waiting_ids == ["t0", "t1"], "the keeper does not have them: it would have begun them first"
+    assert jobs.ask_back(0) == [(job, "t1"), (job, "t0")]
+    jobs.take_back(job, "t0")
+    assert (job.trial_ids, job.waiting_ids) == (("t1", "t2", "t3"), ["t1"])
+    jobs.take_back(job, "t1")
+    assert (job.trial_ids, job.waiting_ids) == (("t2", "t3"), [])
+
+
+def test_nothing_is_asked_back_for_an_idle_job_whose_keeper_is_cut_off(jobs: Jobs) -> None:
+    job, cut_off = jobs.live["env-0"], jobs.live["env-1"]
+    jobs.note_link(cut_off, is_up=False)
+    assert len(jobs.ask_back(0)) == 1, "there are two idle jobs, of which one listens"
+    assert jobs.next_idle() is jobs.live["env-2"]
+    jobs.note_link(cut_off, is_up=True, returns_trials=True)
+    assert jobs.ask_back(0) == [], "it may have begun something, until it says that it is idle"
+    jobs.note_idle(cut_off, "main-0")
+    assert jobs.ask_back(0) == [(job, "t2")]
 
 
 def test_who_is_cut_off_is_asked_nothing_and_again_when_it_is_back(jobs: Jobs) -> None:
@@ -152,7 +175,7 @@ def test_as_many_idle_jobs_are_needed_as_trials_may_come_back(jobs: Jobs) -> Non
     assert jobs.needless == 2 - 3
     jobs.ask_back(0)
     assert jobs.needless == 2 - 3, "those that were asked for come in a moment"
-    for trial_id in ("t1", "t2"):
+    for trial_id in ("t0", "t1", "t2"):
         jobs.note_begun("env-0", trial_id)
     assert jobs.needless == 2 - 1
     jobs.note_link(jobs.live["env-0"], is_up=False)
@@ -253,7 +276,7 @@ class AnyJobs(RuleBasedStateMachine):
         job = self.picked(number)
         begun = (*job.trial_ids, *["no trial"] * 4)[which]
         self.jobs.note_begun(job.job_id, begun)
-        assert begun not in job.unbegun_ids
+        assert begun not in job.waiting_ids
 
     @precondition(lambda self: self.jobs.live)
     @rule(number=st.integers(0, 5), is_up=st.booleans(), returns_trials=st.booleans())
@@ -265,7 +288,7 @@ class AnyJobs(RuleBasedStateMachine):
     @rule(coming=st.integers(0, 2))
     def ask_back(self, coming: int) -> None:
         live = self.jobs.live.values()
-        idle = sum(job.state is JobState.IDLE for job in live)
+        idle = sum(job.state is JobState.IDLE and bool(job.idle_tasks) for job in live)
         asked_before = sum(len(job.asked_ids) for job in live)
         wanted = max(0, idle - coming - len(self.jobs.queue) - asked_before)
         givers = [jobs for jobs in self.jobs._givers.by_number[1:] if jobs]
@@ -273,8 +296,8 @@ class AnyJobs(RuleBasedStateMachine):
         assert len(asked) <= wanted
         assert bool(asked) == bool(givers and wanted)
         for job, trial_id in asked:
-            assert trial_id in job.next_ids
             assert trial_id in job.asked_ids
+            assert trial_id in job.next_ids or not job.begun_ids.isdisjoint(job.next_ids)
             assert trial_id not in job.begun_ids
 
     @precondition(lambda self: any(job.asked_ids for job in self.jobs.live.values()))
@@ -305,9 +328,10 @@ class AnyJobs(RuleBasedStateMachine):
         free = [job for job in live if job.state in (JobState.READYING, JobState.IDLE)]
         assert self.jobs.spare == sorted(free, key=lambda job: job.state is JobState.IDLE)
         assert self.jobs.missing == len(self.jobs.queue) - len(free)
-        idle = {job.job_id for job in live if job.state is JobState.IDLE}
-        assert set(self.jobs._idle) == idle
-        assert all(len(job.idle_tasks) >= self.jobs.tasks for job in live if job.state is JobState.IDLE)
+        idle = [job for job in live if job.state is JobState.IDLE]
+        assert set(self.jobs._idle) == {job.job_id for job in idle if len(job.idle_tasks) >= self.jobs.tasks}
+        # The only keeper of a job was cut off since it was idle.
+        assert all(len(job.idle_tasks) >= self.jobs.tasks or self.jobs.tasks == 1 for job in idle)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)
         for ahead, jobs in enumerate(self.jobs._busy.by_number):
@@ -321,17 +345,17 @@ class AnyJobs(RuleBasedStateMachine):
         live = list(self.jobs.live.values())
         assert self.jobs._asked_count == sum(len(job.asked_ids) for job in live)
         assert all(job.asked_ids <= set(job.trial_ids) for job in live)
-        assert all(job.begun_ids <= set(job.next_ids) for job in live)
+        assert all(job.begun_ids <= set(job.trial_ids) for job in live)
         assert not any(job.asked_ids & job.begun_ids for job in live)
         givers = [job for job in live if job.state is JobState.BUSY and job.returns_trials]
         free = sum(job.state in (JobState.READYING, JobState.IDLE) for job in live)
-        returnable = sum(len(set(job.unbegun_ids) | job.asked_ids) for job in givers)
+        returnable = sum(len(set(job.waiting_ids) | job.asked_ids) for job in givers)
         assert self.jobs.needless == free - (returnable if self.jobs.tasks == 1 else 0)
         for number, jobs in enumerate(self.jobs._givers.by_number):
             having = {
                 job.job_id
                 for job in givers
-                if job.is_linked and len(set(job.unbegun_ids) - job.asked_ids) == number
+                if job.is_linked and len(set(job.waiting_ids) - job.asked_ids) == number
             }
             assert set(jobs) == (having if self.jobs.tasks == 1 else set())
 

@@ -1197,7 +1197,7 @@ class AnyReuse(RuleBasedStateMachine):
         begun = [trial_id for _, trial_id in self.asked_back() if self.play.trial(trial_id).attempts]
         assert begun == []
         if any(job.state is JobState.IDLE for job in jobs) and not self.asked_back():
-            assert not any(job.unbegun_ids for job in jobs if job.is_linked)
+            assert not any(job.waiting_ids for job in jobs if job.is_linked)
 
     @invariant()
     def no_job_is_kept_for_nothing(self) -> None:

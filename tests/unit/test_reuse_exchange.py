@@ -148,6 +148,8 @@ class World:
                 self.containers[job.job_id] = Container(self, job.job_id)
             case manager.GiveTrial(job=job) | manager.AskBack(job=job):
                 words = self.words.setdefault(job.job_id, deque())
+                if effect in words and isinstance(effect, manager.AskBack):
+                    words.remove(effect)
                 if effect not in words:
                     words.append(effect)
             case (
@@ -320,8 +322,13 @@ class World:
         return [job.job_id for job in jobs if job.state is JobState.IDLE]
 
     def waiting_behind_others(self) -> list[str]:
-        jobs = self.experiment.jobs.live.values()
-        return [trial_id for job in jobs for trial_id in job.unbegun_ids]
+        """As the containers know it: what the manager takes for begun may not have."""
+        return [
+            trial_id
+            for job in self.experiment.jobs.live.values()
+            for trial_id in job.trial_ids
+            if not self.spawned[trial_id] and self.containers[job.job_id].keeper.current is not None
+        ]
 
 
 def final_states() -> list[TrialState]:
@@ -345,6 +352,59 @@ def test_what_turns_out_long_is_shared_with_jobs_that_have_nothing_to_do() -> No
         assert len(world.running()) == 4 or not world.waiting_behind_others()
     assert world.running() == [long]
     assert (len(world.spawned), set(world.spawned.values())) == (56, {1})
+
+
+def test_a_trial_that_its_keeper_never_heard_of_does_not_wait_behind_what_it_runs() -> None:
+    world = World(concurrency=2, max_trials=40)
+    world.settle()
+    unlucky, other = world.running()
+    for container in (unlucky, other):
+        container.end_trial(0.5)
+        world.settle()
+    # What it is given next goes to a stream that it has lost.
+    unlucky.end_trial(0.5)
+    while not world.words.get(unlucky.job_id):
+        if world.questions:
+            world.answer()
+        elif unlucky.stream is not None and unlucky.stream.to_manager:
+            world.hear(unlucky.stream)
+        else:
+            world.deliver()
+    world.say(unlucky.job_id)
+    unlucky.lose_link()
+    world.settle()
+    job = world.experiment.jobs.live[unlucky.job_id]
+    current = unlucky.keeper.current
+    assert current is not None
+    (unheard,) = set(job.trial_ids) - {current.key.trial_id, *unlucky.keeper._queue}
+    # Those behind it are begun; and the first of them that is begun lasts.
+    while job.trial_id != unheard:
+        unlucky.end_trial(0.5)
+        world.settle()
+    while other.keeper.current is not None:
+        other.end_trial(0.5)
+        world.settle()
+    assert world.spawned[unheard] == 1
+    assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
+
+
+def test_what_waits_behind_a_trial_that_was_proposed_later_is_asked_back_by_the_next_manager_too() -> None:
+    """It may have been given back, and then been given behind that one; the order in which trials were given is not stored."""
+    earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
+    later.state, later.attempt, later.started_at_s = TrialState.RUNNING, 0, 1.0
+    limits, state = Limits(2, 10, None), ExperimentState.NO_MORE_TRIAL
+    experiment = Experiment("exp", limits, True, reuses_jobs=True, looks_ahead=True, state=state)
+    experiment.restore([earlier, later])
+    experiment.restore_jobs([Job("env-0", was_heard=True), Job("env-1", was_heard=True)], [])
+    assert experiment.jobs.live["env-0"].trial_ids == ("t9", "t3")
+    for event in (
+        manager.Begun(),
+        manager.KeeperMatched("env-0", returns_trials=True),
+        manager.KeeperMatched("env-1", returns_trials=True),
+    ):
+        experiment.handle(event, 0.0)
+    asked = experiment.handle(manager.KeeperIdle("env-1", TASK), 0.0)
+    assert asked == [manager.AskBack(experiment.jobs.live["env-0"], earlier)]
 
 
 class AnyExchange(RuleBasedStateMachine):

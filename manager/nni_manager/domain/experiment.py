@@ -327,7 +327,8 @@ class Experiment:
             self.jobs.remember(job_id)
         for job in jobs:
             self.jobs.add(job)
-        for trial in self.trials.values():
+        # In the order in which they were given, as far as that is known: what has begun came first.
+        for trial in sorted(self.trials.values(), key=lambda trial: trial.state is TrialState.WAITING):
             if not trial.state.is_final and (given := self.jobs.live.get(trial.job_id)) is not None:
                 give = self.jobs.give if given.trial_id is None else self.jobs.give_ahead
                 give(given, trial.trial_id)
@@ -540,6 +541,7 @@ class Experiment:
             return [CloseAttempt(key)]  # too late: its keeper ends it
         if not trial.counts(key) or trial.knows(key):
             return []
+        self.jobs.note_begun(trial.job_id, trial.trial_id)
         if trial.state is not TrialState.WAITING and not trial.restarts_with(key):
             # One more task of the attempt that runs, or the same one, told to a manager that has just been started.
             trial.joined(key)
@@ -547,7 +549,6 @@ class Experiment:
             return [CancelTrial(trial, trial.reason_for_others)] if is_too_late else []
         with self._counted(trial):
             trial.began(key, event.at_s, now_s)
-        self.jobs.note_begun(trial.job_id, trial.trial_id)
         self._timed.pop(trial.trial_id, None)
         self._timed[trial.trial_id] = None
         stopped_before = trial.stop_reason or (

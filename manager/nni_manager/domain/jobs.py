@@ -79,7 +79,7 @@ class Job:
     is_linked: bool = False
     """Whether its keeper is connected."""
     begun_ids: set[str] = field(default_factory=set)
-    """Which of `next_ids` have begun, as far as is known."""
+    """Which of its trials have begun, as far as is known."""
     asked_ids: set[str] = field(default_factory=set)
     """Which of its trials were asked back, and nothing has come of it yet."""
     taken: int = 0
@@ -91,9 +91,13 @@ class Job:
         return () if self.trial_id is None else (self.trial_id, *self.next_ids)
 
     @property
-    def unbegun_ids(self) -> list[str]:
-        """Those that were given ahead and have not begun, in order."""
-        return [trial_id for trial_id in self.next_ids if trial_id not in self.begun_ids]
+    def waiting_ids(self) -> list[str]:
+        """Those that wait there behind another, in order.
+
+        The first is about to begin, unless another has: then its keeper has never heard of it, or has given it back.
+        """
+        behind = self.next_ids if self.begun_ids.isdisjoint(self.next_ids) else self.trial_ids
+        return [trial_id for trial_id in behind if trial_id not in self.begun_ids]
 
 
 class _Ranking:
@@ -184,7 +188,7 @@ class Jobs:
             job.next_ids.remove(trial_id)
         else:
             job.trial_id = job.next_ids.pop(0) if job.next_ids else None
-        job.begun_ids.intersection_update(job.next_ids)
+        job.begun_ids.intersection_update(job.trial_ids)
         self._forget_asked(job, trial_id)
         if job.trial_id is None:
             self._move(job, JobEvent.TRIAL_OVER)
@@ -199,8 +203,7 @@ class Jobs:
         job = self.live.get(job_id)
         if job is None or trial_id not in job.trial_ids:
             return
-        if trial_id in job.next_ids:
-            job.begun_ids.add(trial_id)
+        job.begun_ids.add(trial_id)
         if trial_id in job.asked_ids:
             self._forget_asked(job, trial_id)
             job.idle_tasks.clear()  # it was said before the trial came
@@ -211,6 +214,10 @@ class Jobs:
         job.is_linked = is_up
         if is_up:
             job.returns_trials = returns_trials
+        elif self.tasks == 1:
+            # Whatever it is given would wait for its keeper, which says that it is idle when it is back.
+            job.idle_tasks.clear()
+            self._idle.pop(job.job_id, None)
         self._forget_asked(job, *job.asked_ids)
         self._note_giver(job)
 
@@ -220,9 +227,9 @@ class Jobs:
         Trials that wait are given to idle jobs first, and so is what is `coming`.
         """
         asked: list[tuple[Job, str]] = []
-        wanted = self._counts[JobState.IDLE] - coming - len(self.queue) - self._asked_count
+        wanted = len(self._idle) - coming - len(self.queue) - self._asked_count
         while len(asked) < wanted and (job := self._next_giver()) is not None:
-            trial_id = next(each for each in reversed(job.unbegun_ids) if each not in job.asked_ids)
+            trial_id = next(each for each in reversed(job.waiting_ids) if each not in job.asked_ids)
             job.asked_ids.add(trial_id)
             self._asked_count += 1
             self._note_giver(job)
@@ -254,7 +261,7 @@ class Jobs:
         self._forget_giver(job)
         if job.state is not JobState.BUSY or not job.returns_trials or self.tasks > 1:
             return
-        unasked = sum(trial_id not in job.asked_ids for trial_id in job.unbegun_ids)
+        unasked = sum(trial_id not in job.asked_ids for trial_id in job.waiting_ids)
         self._returnable[job.job_id] = unasked + len(job.asked_ids)
         self._returnable_count += self._returnable[job.job_id]
         if job.is_linked:

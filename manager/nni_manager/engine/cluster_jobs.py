@@ -27,7 +27,7 @@ from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keepers import Keepers
 from nni_manager.engine.mount_road import FilesClosed, MountRoad
 from nni_manager.engine.shared_files import SharedFiles
-from nni_manager.engine.trial_files import Seen
+from nni_manager.engine.trial_files import STORAGE_LAG_S, Seen
 from nni_manager.errors import NniManagerError, TryAgain
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from trial_keeper.exit_codes import known
@@ -79,8 +79,8 @@ class ClusterJobs:
         """For each job the last word to its keepers that was or is to be given: they run trials in the order of these."""
         self._words_under_way: set[tuple[str, str, str | None]] = set()
         """The trials that are being given: the job, the trial, and the task that is told, or None for all."""
-        self._questions_under_way: set[tuple[str, str]] = set()
-        """The trials that are about to be asked back: the job and the trial."""
+        self._questions: dict[tuple[str, str], object] = {}
+        """For each job and trial that is about to be asked back, the newest question: it follows all that was said before."""
 
     def begin_to_submit(self, job: Job) -> None:
         """Ask the cluster for the job, again and again as long as that fails for the moment only."""
@@ -198,17 +198,19 @@ class ClusterJobs:
 
     def begin_to_ask_back(self, effect: AskBack) -> None:
         """Ask the keeper of a job for a trial: it hears of that after it was told to run it, and before anything else."""
-        question = (effect.job.job_id, effect.trial.trial_id)
-        if question in self._questions_under_way:
-            return  # it was cut off meanwhile, and is asked on its new stream
-        self._questions_under_way.add(question)
-        ask = self._ask_back(effect.job, effect.trial, self._giving.get(effect.job.job_id))
+        # An older one is left out: its stream has ended, and since then the keeper may have been told to run the trial.
+        question = self._questions[effect.job.job_id, effect.trial.trial_id] = object()
+        ask = self._ask_back(effect.job, effect.trial, question, self._giving.get(effect.job.job_id))
         self._giving[effect.job.job_id] = self._spawn(ask)
 
-    async def _ask_back(self, job: Job, trial: Trial, before: "asyncio.Task[None] | None") -> None:
+    async def _ask_back(
+        self, job: Job, trial: Trial, question: object, before: "asyncio.Task[None] | None"
+    ) -> None:
         if before is not None:
             await asyncio.wait({before})
-        self._questions_under_way.discard((job.job_id, trial.trial_id))
+        if self._questions.get((job.job_id, trial.trial_id)) is not question:
+            return
+        del self._questions[job.job_id, trial.trial_id]
         if trial.trial_id in job.asked_ids:
             log.info("trial %s: job %s is asked to give it back", trial.trial_id, job.job_id)
             self._keepers.ask_back(job.job_id, trial.trial_id)
@@ -309,12 +311,14 @@ class ClusterJobs:
             how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
         untouched: set[str] = set()
         looked_at: set[str] = set()
+        shows_all_at_s = time.monotonic() + STORAGE_LAG_S
         # A trial whose end is found here makes room, and as long as the job is not known to be gone the next one is given to it.
         while trial := self._next_trial_of(job, looked_at):
             looked_at.add(trial.trial_id)
             await self._service.end_leftovers(job.job_id, trial.trial_id)
             try:
-                left = await self._take_left(trial, ended)
+                may_be_late = time.monotonic() < shows_all_at_s
+                left = await self._take_left(trial, ended, may_be_late=may_be_late)
             except FilesClosed as error:
                 how, reason, left = str(error), ExitReason.MOUNT, []
             else:
@@ -344,8 +348,10 @@ class ClusterJobs:
         trials = (each for each in self._trials_of(job) if not each.state.is_final)
         return next((each for each in trials if each.trial_id not in looked_at), None)
 
-    async def _take_left(self, trial: Trial, ended: JobEnded) -> list[Seen]:
+    async def _take_left(self, trial: Trial, ended: JobEnded, *, may_be_late: bool) -> list[Seen]:
         """Take all that the attempts of a trial have left, now that nobody writes there any more; how each stands.
+
+        `may_be_late`: the storage may not show yet what was written last.
 
         Raises:
             FilesClosed: the storage does not let the manager read there.
@@ -354,7 +360,7 @@ class ClusterJobs:
         has_begun = trial.state is not TrialState.WAITING or ended.exit_code == 0
         is_own = ended.exit_code is not None and known(ended.exit_code) is not None
         left = await self._mount_road.left_behind(
-            trial, may_be_late=self._service.uses_snapshot and has_begun and not is_own
+            trial, may_be_late=may_be_late and self._service.uses_snapshot and has_begun and not is_own
         )
         for each in left:
             self._post(
