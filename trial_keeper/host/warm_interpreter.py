@@ -9,7 +9,7 @@ once, so that it is a child of the keeper, which adopts orphans, and the keeper 
 With its request, which may come while the trial before still runs, the spare sets itself up, says so, and waits for the
 keeper's word, with which come stdout and stderr; then `_serve` returns in it: the script runs on top of this file's last
 lines, and its end is the interpreter's own end, with all that Python does then (SystemExit, tracebacks, threads, atexit,
-unflushed files). The interpreter forks the next.
+unflushed files). The interpreter forks the next spare as soon as one has set itself up.
 
 On the channel each message is four bytes of length and what they count. To the keeper a JSON object: `importing` (a module),
 `ready`, `refused` (a text; `died` is the pid of a spare that is the reason), `prepared` (a pid). From the keeper one request per
@@ -454,6 +454,9 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     _send(channel, **message)
     channel.close()
     _tell(tell, answer)
+    os.close(
+        tell
+    )  # the next spare is forked now: this trial waits for its turn, and that one is ready for the turn after it
     _rehearse_until_called(word, steps)
     # Nothing comes when the keeper is gone or has no use for this one any more: then nobody expects this trial.
     said, descriptors = _receive_descriptors(word, 1)
@@ -474,7 +477,6 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
         sys.path[:], code = untouched, None
         _set_path(script)
     program = _up_to_date(script, source, code)
-    os.close(tell)  # only now the next spare is forked: this trial comes first
     return script, program
 
 
