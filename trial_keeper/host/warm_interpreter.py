@@ -454,9 +454,8 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     _send(channel, **message)
     channel.close()
     _tell(tell, answer)
-    os.close(
-        tell
-    )  # the next spare is forked now: this trial waits for its turn, and that one is ready for the turn after it
+    # The next spare is forked now, and so is ready for the turn after this one's.
+    os.close(tell)
     _rehearse_until_called(word, steps)
     # Nothing comes when the keeper is gone or has no use for this one any more: then nobody expects this trial.
     said, descriptors = _receive_descriptors(word, 1)
