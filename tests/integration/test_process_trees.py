@@ -23,7 +23,16 @@ from fake_manager import KEY, TRIAL, Site
 from real_experiment import wait_until
 
 from trial_keeper.exit_codes import KeeperExit
-from trial_keeper.wire.messages import AttemptKey, Idle, RunTrial, StopTrial, Stream, TrialEnded, TrialStarted
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    Idle,
+    Leave,
+    RunTrial,
+    StopTrial,
+    Stream,
+    TrialEnded,
+    TrialStarted,
+)
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import exit_from_bytes
 
@@ -510,6 +519,25 @@ def test_a_trial_that_fills_the_memory_is_told_what_to_do(programs, memory_limit
 def test_a_trial_that_gets_over_a_full_memory_has_succeeded(programs, memory_limit):
     keeper = start(programs, f"{PYTHON} greedy.py || true", prefix=memory_limit)
     assert finish(programs, keeper) == (0, ExitReason.SUCCEEDED)
+
+
+def test_of_trials_in_turn_only_the_one_that_fills_the_memory_is_told_so(programs, memory_limit):
+    manager = programs.manager
+    commands = {"first": "exit 3", "second": f"{PYTHON} greedy.py || exit 3", "third": "exit 3"}
+    for trial_id, command in commands.items():
+        programs.add_trial(command, trial_id=trial_id)
+    keeper = programs.start_keeper(trial_id=None, job_id="env-0", options={"prefix": memory_limit})
+    manager.wait_for(lambda: manager.all_of(Idle), "the keeper is idle")
+    for trial_id in commands:  # two of them wait for the end of the one before
+        manager.send(RunTrial(trial_id))
+    manager.wait_for(lambda: len(manager.all_of(TrialEnded)) == len(commands), "all have ended")
+    assert [(ended.key.trial_id, ended.exit_code, ended.reason) for ended in manager.all_of(TrialEnded)] == [
+        ("first", 3, ExitReason.NONZERO_EXIT),
+        ("second", 3, ExitReason.OUT_OF_MEMORY),
+        ("third", 3, ExitReason.NONZERO_EXIT),
+    ]
+    manager.send(Leave("the test is over"))
+    assert keeper.wait() == 0
 
 
 def test_a_failure_beside_a_strangers_full_memory_is_the_trials_own(programs, memory_limit):
