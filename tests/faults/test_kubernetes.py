@@ -228,7 +228,10 @@ def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can_or_it
             site.cluster.node.missing_images.clear()
             site.cluster.node.look_again()
             await site.is_running()
-            assert (service.problem, service.why_it_waits("trial1")) == ("", "")
+            await until(
+                lambda: (service.problem, service.why_it_waits("trial1")) == ("", ""),
+                *("nothing is told any more", WITHIN_S),
+            )
             end(site, "trial1")
             assert (await site.has_ended(2)).exit_code == 0
             await gone(site)

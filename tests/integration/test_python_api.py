@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_experiment import wait_until
+from real_experiment import free_port_pair, wait_until
 from user_home import environ_of, left_in, processes_of
 
 from nni_manager.client.experiments import look
@@ -166,8 +166,9 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
     resumed = Experiment(id=experiment.id)
     assert resumed.has_checkpoint()
     assert resumed.run_or_resume("auto") is True  # the manager takes the place of the view
-    with pytest.raises(UserMistake, match=f"connect to port {port + 2}: no experiment of yours is there"):
-        Experiment.connect(port + 2)
+    nobodys = free_port_pair()
+    with pytest.raises(UserMistake, match=f"connect to port {nobodys}: no experiment of yours is there"):
+        Experiment.connect(nobodys)
     resumed.stop()
     viewed.stop()
     assert left_in(place) == []

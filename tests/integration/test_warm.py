@@ -419,17 +419,26 @@ def test_random_numbers_differ_from_trial_to_trial(warm_of, site):
 
 def waiting_fork(interpreter):
     """The process that waits for the next trial, once it is made."""
+    return waiting_forks(interpreter, 1)[0]
+
+
+def prepared_fork(interpreter):
+    """The one that waits for its trial's turn, once it has set itself up: then there is another, for the trial after it."""
+    return min(waiting_forks(interpreter, 2), key=lambda fork: (fork.create_time(), fork.pid))
+
+
+def waiting_forks(interpreter, count):
     own = psutil.Process(interpreter.pid)
 
     def found():
         forks = [child for child in psutil.Process().children() if child.pid != interpreter.pid]
         waiting = [fork for fork in forks if is_of(fork)]
-        return not own.children() and len(waiting) == 1 and waiting[0]
+        return not own.children() and len(waiting) == count and waiting
 
     def is_of(fork):
         return os.getsid(fork.pid) == interpreter.pid and fork.status() != psutil.STATUS_ZOMBIE
 
-    return wait_until(found, "the next fork waits for its trial")
+    return wait_until(found, f"{count} forks wait for trials")
 
 
 def test_a_fork_that_is_killed_while_it_waits_is_replaced(warm, site):
@@ -516,7 +525,7 @@ def test_a_script_that_changed_since_it_was_prepared_runs_as_it_is_now(warm, sit
     site.write("print('old')")
     start = site.warm_start(python=sys.executable)
     warm.prepare(start)
-    waiting_fork(warm)
+    prepared_fork(warm)
     if after is None:
         (site.folder / "train.py").unlink()
     else:
@@ -599,7 +608,7 @@ def test_a_link_that_leads_elsewhere_since_the_trial_was_prepared_is_followed_an
     lead_to("old")
     start = replace(site.warm_start(), cwd=str(moved if link == "folder" else site.folder))
     warm.prepare(start)
-    waiting_fork(warm)
+    prepared_fork(warm)
     lead_to("new")
     assert ended(warm.start(start)) == 0
     shown = text_of(start.stdout), text_of(start.stderr)
@@ -611,7 +620,7 @@ def test_a_folder_that_goes_after_the_trial_was_prepared_is_named(warm, site):
     site.write("print('here')", "sub/train.py")
     start = replace(site.warm_start(), cwd=str(site.folder / "sub"))
     warm.prepare(start)
-    waiting_fork(warm)
+    prepared_fork(warm)
     shutil.rmtree(site.folder / "sub")
     assert ended(warm.start(start)) == 1
     assert text_of(start.stderr) == f"cannot enter {site.folder}/sub: No such file or directory\n"
@@ -633,7 +642,7 @@ def test_what_compiling_a_script_says_comes_from_the_trial_and_once(warm_of, sit
     site.write("print(1 is 1)")
     start = site.warm_start()
     interpreter.prepare(start)
-    waiting_fork(interpreter)
+    prepared_fork(interpreter)
     assert not start.stderr.exists()
     assert ended(interpreter.start(start)) == 0
     assert text_of(start.stderr).count("SyntaxWarning") == 1
@@ -643,9 +652,8 @@ def test_a_fork_that_is_killed_when_it_is_prepared_starts_nothing_and_the_next_o
     site.write("print('here')")
     start = site.warm_start()
     warm.prepare(start)
-    fork = waiting_fork(warm)
-    wait_until(lambda: os.readlink(f"/proc/{fork.pid}/cwd") == str(site.folder), "it is prepared")
-    wait_until(lambda: fork.status() == psutil.STATUS_SLEEPING, "it has said so")
+    fork = prepared_fork(warm)
+    assert os.readlink(f"/proc/{fork.pid}/cwd") == str(site.folder)
     fork.kill()
     os.waitpid(fork.pid, 0)
     with pytest.raises(WarmStartRefused, match="died"):
