@@ -623,7 +623,8 @@ def test_a_folder_that_goes_after_the_trial_was_prepared_is_named(warm, site):
     prepared_fork(warm)
     shutil.rmtree(site.folder / "sub")
     assert ended(warm.start(start)) == 1
-    assert text_of(start.stderr) == f"cannot enter {site.folder}/sub: No such file or directory\n"
+    what = f"cannot enter the code folder {site.folder}/sub: No such file or directory"
+    assert text_of(start.stderr) == f"{what}; check codeDir in the experiment file\n"
 
 
 def test_a_script_that_is_run_again_and_again_and_goes_is_missed(warm_of, site):

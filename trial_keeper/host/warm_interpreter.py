@@ -273,7 +273,7 @@ def _serve() -> tuple[str, Any]:
             os.close(news)
             return _become(channel, tell)
         os.close(tell)
-        told = _read_and_close(news)  # to its end: the spare is a trial now, or dead
+        told = _read_and_close(news)  # to its end: the spare has answered, or is dead
         number, _, answer = told.partition(b"\0")
         deaths = 0 if told else deaths + 1
         if _is_closed(channel):
@@ -470,7 +470,8 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
         os.chdir(request.cwd)  # the trial before may have made it anew
         has_moved = _has_moved(script, place)
     except OSError as error:
-        print(f"cannot enter {os.fsdecode(request.cwd)}: {error.strerror}", file=sys.stderr, flush=True)
+        what = f"cannot enter the code folder {os.fsdecode(request.cwd)}: {error.strerror}"
+        print(f"{what}; check codeDir in the experiment file", file=sys.stderr, flush=True)
         os._exit(1)
     if has_moved:
         sys.path[:], code = untouched, None

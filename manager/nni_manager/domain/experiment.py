@@ -88,9 +88,8 @@ TOP_TRIALS = 10
 LATEST_FAILURES = 3
 
 # How many trials may follow the one that a job runs, if the last to succeed took less than so long. Longer ones gain nothing by
-# being asked for ahead. Of short ones several are over while one is asked for, stored and given; and of
-# those that are over in a moment so many follow that all this is done for some of them at once. Should they turn out long,
-# whoever is idle is given them.
+# being asked for ahead. Of short ones several are over while one is asked for, stored and given; and of those that are over in a
+# moment so many follow that all this is done for some of them at once. Should they turn out long, whoever is idle is given them.
 _AHEAD_BY_DURATION_S = ((0.1, MOST_AHEAD), (1.0, 3), (60.0, 1))
 
 # Of these the training code is not to blame, and another try may go well.
